@@ -1,0 +1,8 @@
+//! ckptcmp
+pub mod dtype;
+pub mod extent;
+pub mod io;
+pub mod kernel;
+pub mod limits;
+pub mod tensor;
+pub mod torch;

@@ -1,0 +1,5 @@
+//! Tensors as strided pieces over file regions.
+
+mod stored;
+
+pub use stored::{ByteOrder, StoredError, StoredTensor};

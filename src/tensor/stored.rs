@@ -1,0 +1,187 @@
+//! A tensor as it was written: a strided view of a storage.
+
+use thiserror::Error;
+
+use crate::dtype::Dtype;
+use crate::extent;
+use crate::io::Region;
+use crate::limits::LIMITS;
+
+/// The order of the bytes of an element in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ByteOrder {
+    /// Least significant byte first: every machine that trains models.
+    #[default]
+    Little,
+    /// Most significant byte first.
+    Big,
+}
+
+/// A tensor as it was written: dtype, shape and strides over a storage. Counts are elements, not bytes.
+///
+/// Made only by [`StoredTensor::new`], so that every element is known to lie inside the storage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTensor {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    strides: Vec<u64>,
+    storage: Region,
+    storage_offset: u64,
+    byte_order: ByteOrder,
+}
+
+/// Why a stored tensor is not what it says.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoredError {
+    /// More dimensions than any tensor has.
+    #[error("{rank} dimensions, more than {}", LIMITS.rank)]
+    Rank {
+        /// Number of sizes.
+        rank: usize,
+    },
+    /// Shape and strides do not belong together.
+    #[error("{sizes} sizes but {strides} strides")]
+    Strides {
+        /// Number of sizes.
+        sizes: usize,
+        /// Number of strides.
+        strides: usize,
+    },
+    /// The element count does not fit.
+    #[error("shape {shape:?} has more elements than fit 63 bits")]
+    TooLarge {
+        /// The shape as stored.
+        shape: Vec<u64>,
+    },
+    /// The storage ends before the last element.
+    #[error("shape {shape:?} needs {needed} bytes of a storage of {len} bytes")]
+    OutOfStorage {
+        /// The shape as stored.
+        shape: Vec<u64>,
+        /// Bytes up to the end of the last element.
+        needed: u128,
+        /// Bytes of the storage.
+        len: u64,
+    },
+}
+
+impl StoredTensor {
+    /// A view of `storage`, which starts `storage_offset` elements into it.
+    ///
+    /// # Errors
+    /// [`StoredError`] where the view reaches beyond its storage or its numbers do not fit.
+    pub fn new(
+        dtype: Dtype,
+        shape: Vec<u64>,
+        strides: Vec<u64>,
+        storage: Region,
+        storage_offset: u64,
+        byte_order: ByteOrder,
+    ) -> Result<Self, StoredError> {
+        if shape.len() > LIMITS.rank {
+            return Err(StoredError::Rank { rank: shape.len() });
+        }
+        if shape.len() != strides.len() {
+            return Err(StoredError::Strides { sizes: shape.len(), strides: strides.len() });
+        }
+        let Some(numel) = extent::numel(&shape) else {
+            return Err(StoredError::TooLarge { shape });
+        };
+        if numel > 0 {
+            // At most 64 products of two 64-bit numbers, so 128 bits are enough for all but the sum of the largest.
+            let last = shape
+                .iter()
+                .zip(&strides)
+                .try_fold(u128::from(storage_offset), |sum, (&size, &stride)| {
+                    sum.checked_add(u128::from(size - 1) * u128::from(stride))
+                });
+            let needed = last
+                .and_then(|last| last.checked_add(1)?.checked_mul(u128::from(dtype.size())))
+                .unwrap_or(u128::MAX);
+            if needed > u128::from(storage.len) {
+                return Err(StoredError::OutOfStorage { shape, needed, len: storage.len });
+            }
+        }
+        Ok(Self { dtype, shape, strides, storage, storage_offset, byte_order })
+    }
+
+    /// A row-major tensor that starts its storage.
+    ///
+    /// # Errors
+    /// As [`StoredTensor::new`].
+    pub fn contiguous(
+        dtype: Dtype,
+        shape: Vec<u64>,
+        storage: Region,
+        byte_order: ByteOrder,
+    ) -> Result<Self, StoredError> {
+        let Some(strides) = extent::row_major(&shape) else {
+            return Err(StoredError::TooLarge { shape });
+        };
+        Self::new(dtype, shape, strides, storage, 0, byte_order)
+    }
+
+    /// The same memory under another shape, where this tensor is row-major and has as many elements.
+    #[must_use]
+    pub fn view(&self, shape: &[u64]) -> Option<Self> {
+        let count = extent::numel(&self.shape)?;
+        if extent::numel(shape)? != count || !self.is_contiguous() {
+            return None;
+        }
+        let strides = extent::row_major(shape)?;
+        Some(Self { shape: shape.to_vec(), strides, ..self.clone() })
+    }
+
+    /// Whether the elements lie one behind another in row-major order.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1_u64;
+        for (&size, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            if size == 0 {
+                return true;
+            }
+            if size > 1 && stride != expected {
+                return false;
+            }
+            expected = expected.saturating_mul(size);
+        }
+        true
+    }
+
+    /// Element type.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Sizes, outermost first.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Strides in elements.
+    #[must_use]
+    pub fn strides(&self) -> &[u64] {
+        &self.strides
+    }
+
+    /// The bytes of the whole storage.
+    #[must_use]
+    pub fn storage(&self) -> Region {
+        self.storage
+    }
+
+    /// Index of the first element in the storage.
+    #[must_use]
+    pub fn storage_offset(&self) -> u64 {
+        self.storage_offset
+    }
+
+    /// Byte order of the storage.
+    #[must_use]
+    pub fn byte_order(&self) -> ByteOrder {
+        self.byte_order
+    }
+}
