@@ -4,5 +4,6 @@ pub mod extent;
 pub mod io;
 pub mod kernel;
 pub mod limits;
+pub mod names;
 pub mod tensor;
 pub mod torch;

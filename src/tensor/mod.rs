@@ -1,5 +1,10 @@
-//! Tensors as strided pieces over file regions.
+//! Tensors as strided pieces over file regions: what was written ([`StoredTensor`]), what it is
+//! a part of ([`LogicalTensor`]), and the view algebra between the two. Pure metadata, no reads.
 
+mod logical;
 mod stored;
+mod view;
 
+pub use logical::{LogicalTensor, Replica, Source, TensorError};
 pub use stored::{ByteOrder, StoredError, StoredTensor};
+pub use view::Piece;

@@ -1,0 +1,7 @@
+//! Dialects -> canonical names, as tables of rewrites.
+
+pub mod megatron;
+mod natural;
+pub mod pattern;
+
+pub use natural::Name;

@@ -1,0 +1,406 @@
+//! The logical tensor: global shape, the pieces that tile it, and the further copies of its parts.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::dtype::Dtype;
+use crate::extent::{Extent, numel};
+use crate::io::FileId;
+use crate::limits::LIMITS;
+
+use super::{Piece, StoredTensor};
+
+/// A logical (global, unsharded) tensor as strided pieces over file regions.
+///
+/// Slicing, concatenating, splitting and transposing are metadata: new sets of pieces over the same bytes.
+///
+/// ```
+/// use ckptcmp::{dtype::Dtype, io::FileSet, tensor::{ByteOrder, LogicalTensor, StoredTensor}};
+/// let path = std::env::temp_dir().join("ckptcmp-doc-logical");
+/// std::fs::write(&path, [0_u8; 24])?;
+/// let mut files = FileSet::default();
+/// let file = files.add(&path)?;
+/// let stored =
+///     StoredTensor::contiguous(Dtype::Float32, vec![2, 3], files.whole(file), ByteOrder::Little)?;
+/// let tensor = LogicalTensor::from_stored(&stored, "weight");
+/// let columns = [tensor.slice(1, 0, 1)?, tensor.slice(1, 1, 2)?];
+/// assert_eq!(LogicalTensor::concat(1, columns)?.shape(), [2, 3]);
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct LogicalTensor {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    source: Source,
+    pieces: Vec<Piece>,
+    replicas: Vec<Replica>,
+}
+
+/// Where a copy comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// The shard file.
+    pub file: FileId,
+    /// The name under which the file holds it.
+    pub name: Arc<str>,
+}
+
+/// Another copy of a part of a tensor, or of all of it.
+#[derive(Debug, Clone)]
+pub struct Replica {
+    /// Where it comes from.
+    pub source: Source,
+    /// The boxes that it holds, disjoint.
+    pub pieces: Vec<Piece>,
+}
+
+/// Why pieces do not make a tensor.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TensorError {
+    /// Parts that should agree in shape do not.
+    #[error("shapes {first:?} and {second:?} do not fit together")]
+    ShapesDisagree {
+        /// One of the shapes.
+        first: Vec<u64>,
+        /// The other one.
+        second: Vec<u64>,
+    },
+    /// Parts of one tensor have different element types.
+    #[error("shards are {first} and {second}")]
+    DtypesDisagree {
+        /// One of the dtypes.
+        first: Dtype,
+        /// The other one.
+        second: Dtype,
+    },
+    /// A cut lies outside the tensor.
+    #[error("no {len} indices from {start} on in dimension {dim} of shape {shape:?}")]
+    OutOfRange {
+        /// The dimension that was to be cut.
+        dim: usize,
+        /// First index asked for.
+        start: u64,
+        /// Number of indices asked for.
+        len: u64,
+        /// Shape of the tensor.
+        shape: Vec<u64>,
+    },
+    /// A dimension cannot be split evenly.
+    #[error("dimension {dim} of shape {shape:?} is no multiple of {inner}")]
+    NotDivisible {
+        /// The dimension.
+        dim: usize,
+        /// The size asked for.
+        inner: u64,
+        /// Shape of the tensor.
+        shape: Vec<u64>,
+    },
+    /// More pieces than the limit.
+    #[error("more than {} pieces", LIMITS.pieces)]
+    TooManyPieces,
+    /// Some element has no bytes.
+    #[error("no shard holds all of it: {covered} of {numel} elements are covered")]
+    Gap {
+        /// Elements that have bytes.
+        covered: u64,
+        /// Elements of the tensor.
+        numel: u64,
+    },
+    /// Some element has bytes twice.
+    #[error("two shards hold the same elements, from {at:?} on")]
+    Overlap {
+        /// First index of the shared box.
+        at: Vec<u64>,
+    },
+}
+
+impl LogicalTensor {
+    /// The tensor that one shard holds, under the name it has there.
+    #[must_use]
+    pub fn from_stored(stored: &StoredTensor, name: impl Into<Arc<str>>) -> Self {
+        let storage = stored.storage();
+        let extent = Extent::whole(stored.shape());
+        let pieces = if extent.is_empty() {
+            Vec::new()
+        } else {
+            vec![Piece {
+                extent,
+                file: storage.file,
+                offset: storage.offset + stored.storage_offset() * stored.dtype().size(),
+                strides: stored.strides().to_vec(),
+                byte_order: stored.byte_order(),
+            }]
+        };
+        Self {
+            dtype: stored.dtype(),
+            shape: stored.shape().to_vec(),
+            source: Source { file: storage.file, name: name.into() },
+            pieces,
+            replicas: Vec::new(),
+        }
+    }
+
+    /// Joins parts along dimension `dim`, in order.
+    ///
+    /// # Errors
+    /// The parts differ in dtype or in another dimension, or there is none.
+    pub fn concat(dim: usize, parts: impl IntoIterator<Item = Self>) -> Result<Self, TensorError> {
+        let mut parts = parts.into_iter();
+        let Some(mut whole) = parts.next() else {
+            return Err(TensorError::Gap { covered: 0, numel: 0 });
+        };
+        for part in parts {
+            whole.append(dim, part)?;
+        }
+        Ok(whole)
+    }
+
+    fn append(&mut self, dim: usize, part: Self) -> Result<(), TensorError> {
+        self.same_dtype(&part)?;
+        let mut expected = self.shape.clone();
+        if dim < expected.len() && dim < part.shape.len() {
+            expected[dim] = part.shape[dim];
+        }
+        let total = self.shape.get(dim).and_then(|size| size.checked_add(*part.shape.get(dim)?));
+        let (true, Some(total)) = (expected == part.shape, total) else {
+            return Err(TensorError::ShapesDisagree {
+                first: self.shape.clone(),
+                second: part.shape,
+            });
+        };
+        let shift = self.shape[dim];
+        self.shape[dim] = total;
+        if numel(&self.shape).is_none() {
+            return Err(TensorError::TooManyPieces);
+        }
+        let moved = |mut piece: Piece| {
+            piece.extent.offsets[dim] += shift;
+            piece
+        };
+        self.pieces.extend(part.pieces.into_iter().map(moved));
+        for Replica { source, pieces } in part.replicas {
+            self.push_replica(source, pieces.into_iter().map(moved).collect());
+        }
+        self.check_piece_count()
+    }
+
+    /// Adds all that `copy` holds, its own replicas included, as further copies of this tensor.
+    ///
+    /// # Errors
+    /// The copy differs in dtype or shape.
+    pub fn add_copy(&mut self, copy: Self) -> Result<(), TensorError> {
+        self.same_dtype(&copy)?;
+        if copy.shape != self.shape {
+            return Err(TensorError::ShapesDisagree {
+                first: self.shape.clone(),
+                second: copy.shape,
+            });
+        }
+        self.push_replica(copy.source, copy.pieces);
+        for Replica { source, pieces } in copy.replicas {
+            self.push_replica(source, pieces);
+        }
+        Ok(())
+    }
+
+    /// Files a copy under its source. Pieces that are the very bytes of the first copy are no copy.
+    fn push_replica(&mut self, source: Source, mut pieces: Vec<Piece>) {
+        pieces.retain(|piece| !self.pieces.contains(piece));
+        if pieces.is_empty() {
+            return;
+        }
+        match self.replicas.iter_mut().find(|replica| replica.source == source) {
+            Some(replica) => replica.pieces.extend(pieces),
+            None => self.replicas.push(Replica { source, pieces }),
+        }
+    }
+
+    fn same_dtype(&self, other: &Self) -> Result<(), TensorError> {
+        if self.dtype == other.dtype {
+            return Ok(());
+        }
+        Err(TensorError::DtypesDisagree { first: self.dtype, second: other.dtype })
+    }
+
+    /// The indices `start..start + len` of dimension `dim`.
+    ///
+    /// # Errors
+    /// They reach beyond the tensor.
+    pub fn slice(&self, dim: usize, start: u64, len: u64) -> Result<Self, TensorError> {
+        let inside = self
+            .shape
+            .get(dim)
+            .is_some_and(|&size| start.checked_add(len).is_some_and(|end| end <= size));
+        if !inside {
+            return Err(TensorError::OutOfRange { dim, start, len, shape: self.shape.clone() });
+        }
+        let element = self.dtype.size();
+        let mut sliced = self.map(|piece, out| out.extend(piece.slice(dim, start, len, element)));
+        sliced.shape[dim] = len;
+        Ok(sliced)
+    }
+
+    /// The tensor at one index of dimension `dim`, without that dimension.
+    ///
+    /// # Errors
+    /// The index reaches beyond the tensor.
+    pub fn select(&self, dim: usize, index: u64) -> Result<Self, TensorError> {
+        let mut selected = self.slice(dim, index, 1)?.map(|piece, out| {
+            let mut piece = piece.clone();
+            piece.squeeze(dim);
+            out.push(piece);
+        });
+        selected.shape.remove(dim);
+        Ok(selected)
+    }
+
+    /// The tensor with two dimensions exchanged.
+    ///
+    /// # Errors
+    /// It has no such dimensions.
+    pub fn transpose(&self, first: usize, second: usize) -> Result<Self, TensorError> {
+        self.check_dim(first.max(second))?;
+        let mut transposed = self.map(|piece, out| {
+            let mut piece = piece.clone();
+            piece.transpose(first, second);
+            out.push(piece);
+        });
+        transposed.shape.swap(first, second);
+        Ok(transposed)
+    }
+
+    /// Dimension `dim` as two, the inner one of size `inner`.
+    ///
+    /// # Errors
+    /// Its size is no multiple of `inner`.
+    pub fn split_axis(&self, dim: usize, inner: u64) -> Result<Self, TensorError> {
+        self.check_dim(dim)?;
+        let size = self.shape[dim];
+        if inner == 0 || size % inner != 0 {
+            return Err(TensorError::NotDivisible { dim, inner, shape: self.shape.clone() });
+        }
+        let element = self.dtype.size();
+        let mut split = self.map(|piece, out| piece.split_axis(dim, inner, element, out));
+        split.shape.splice(dim..=dim, [size / inner, inner]);
+        split.check_piece_count()?;
+        Ok(split)
+    }
+
+    /// Dimensions `dim` and `dim + 1` as one.
+    ///
+    /// # Errors
+    /// It has no such dimensions, or there would be too many pieces.
+    pub fn merge_axes(&self, dim: usize) -> Result<Self, TensorError> {
+        self.check_dim(dim + 1)?;
+        let (outer, inner) = (self.shape[dim], self.shape[dim + 1]);
+        let rows: u64 = self.pieces.iter().map(|piece| piece.extent.sizes[dim]).sum();
+        if rows > LIMITS.pieces as u64 {
+            return Err(TensorError::TooManyPieces);
+        }
+        let element = self.dtype.size();
+        let mut merged = self.map(|piece, out| piece.merge_axes(dim, inner, element, out));
+        merged.shape.splice(dim..=dim + 1, [outer * inner]);
+        merged.check_piece_count()?;
+        Ok(merged)
+    }
+
+    /// Applies one operation to the pieces of the tensor and of its replicas; the caller mends the shape.
+    fn map(&self, operation: impl Fn(&Piece, &mut Vec<Piece>)) -> Self {
+        let apply = |pieces: &[Piece]| {
+            let mut out = Vec::with_capacity(pieces.len());
+            pieces.iter().for_each(|piece| operation(piece, &mut out));
+            out
+        };
+        let replicas = self.replicas.iter().map(|replica| Replica {
+            source: replica.source.clone(),
+            pieces: apply(&replica.pieces),
+        });
+        Self {
+            pieces: apply(&self.pieces),
+            replicas: replicas.filter(|replica| !replica.pieces.is_empty()).collect(),
+            shape: self.shape.clone(),
+            source: self.source.clone(),
+            dtype: self.dtype,
+        }
+    }
+
+    fn check_dim(&self, dim: usize) -> Result<(), TensorError> {
+        if dim < self.shape.len() {
+            return Ok(());
+        }
+        Err(TensorError::OutOfRange { dim, start: 0, len: 0, shape: self.shape.clone() })
+    }
+
+    fn check_piece_count(&self) -> Result<(), TensorError> {
+        if self.pieces.len() <= LIMITS.pieces {
+            return Ok(());
+        }
+        Err(TensorError::TooManyPieces)
+    }
+
+    /// Proves that the pieces tile the shape: none missing, none twice.
+    ///
+    /// # Errors
+    /// [`TensorError::Gap`] or [`TensorError::Overlap`].
+    pub fn check_tiling(&self) -> Result<(), TensorError> {
+        let mut order: Vec<&Extent> = self.pieces.iter().map(|piece| &piece.extent).collect();
+        order.sort_by(|one, other| one.offsets.cmp(&other.offsets));
+        for (index, extent) in order.iter().enumerate() {
+            let rest = &order[index + 1..];
+            let reach = |other: &Extent| match extent.offsets.first() {
+                Some(first) => other.offsets[0] < first + extent.sizes[0],
+                None => true,
+            };
+            let shared = rest.iter().take_while(|other| reach(other));
+            if let Some(shared) = shared.filter_map(|other| extent.intersect(other)).next() {
+                return Err(TensorError::Overlap { at: shared.offsets });
+            }
+        }
+        let covered: u64 = order.iter().map(|extent| extent.numel()).sum();
+        let numel = self.numel();
+        if covered != numel {
+            return Err(TensorError::Gap { covered, numel });
+        }
+        Ok(())
+    }
+
+    /// Element type.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Global shape.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> u64 {
+        // Every constructor has checked that the product fits.
+        self.shape.iter().product()
+    }
+
+    /// Where its first part comes from.
+    #[must_use]
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// The boxes that tile it.
+    #[must_use]
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Further copies of parts of it.
+    #[must_use]
+    pub fn replicas(&self) -> &[Replica] {
+        &self.replicas
+    }
+}
