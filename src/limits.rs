@@ -18,6 +18,10 @@ pub struct Limits {
     pub pieces: usize,
     /// Dimensions of one tensor; torch itself stops at 64.
     pub rank: usize,
+    /// Size of one dimension: so low that sums over all shards of a run and small multiples cannot overflow.
+    pub dim: u64,
+    /// Experts that one rank holds of one layer.
+    pub experts: u64,
 }
 
 /// The limits in force.
@@ -28,4 +32,6 @@ pub const LIMITS: Limits = Limits {
     depth: 64,
     pieces: 1 << 20,
     rank: 64,
+    dim: 1 << 48,
+    experts: 1 << 16,
 };

@@ -300,9 +300,11 @@ impl LogicalTensor {
         if rows > LIMITS.pieces as u64 {
             return Err(TensorError::TooManyPieces);
         }
+        let size = outer.checked_mul(inner).filter(|&size| size <= LIMITS.dim);
+        let size = size.ok_or(TensorError::TooManyPieces)?;
         let element = self.dtype.size();
         let mut merged = self.map(|piece, out| piece.merge_axes(dim, inner, element, out));
-        merged.shape.splice(dim..=dim + 1, [outer * inner]);
+        merged.shape.splice(dim..=dim + 1, [size]);
         merged.check_piece_count()?;
         Ok(merged)
     }
@@ -382,8 +384,8 @@ impl LogicalTensor {
     /// Number of elements.
     #[must_use]
     pub fn numel(&self) -> u64 {
-        // Every constructor has checked that the product fits.
-        self.shape.iter().product()
+        // Every constructor has checked that it fits.
+        numel(&self.shape).unwrap_or(0)
     }
 
     /// Where its first part comes from.

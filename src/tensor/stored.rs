@@ -48,8 +48,8 @@ pub enum StoredError {
         /// Number of strides.
         strides: usize,
     },
-    /// The element count does not fit.
-    #[error("shape {shape:?} has more elements than fit 63 bits")]
+    /// A size or the element count is beyond what any tensor has.
+    #[error("shape {shape:?} is larger than any tensor")]
     TooLarge {
         /// The shape as stored.
         shape: Vec<u64>,
@@ -85,7 +85,8 @@ impl StoredTensor {
         if shape.len() != strides.len() {
             return Err(StoredError::Strides { sizes: shape.len(), strides: strides.len() });
         }
-        let Some(numel) = extent::numel(&shape) else {
+        let fits = shape.iter().all(|&size| size <= LIMITS.dim);
+        let Some(numel) = extent::numel(&shape).filter(|_| fits) else {
             return Err(StoredError::TooLarge { shape });
         };
         if numel > 0 {

@@ -1,0 +1,140 @@
+//! What `args` says about a run, and what the command line supplies in its stead.
+
+use std::collections::BTreeMap;
+
+use crate::limits::LIMITS;
+
+/// A plain value of a checkpoint's `args`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fact {
+    /// Python's `None`.
+    None,
+    /// A truth value.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A floating point number.
+    Float(f64),
+    /// A text.
+    Text(String),
+    /// A list, a tuple or a set.
+    List(Vec<Fact>),
+    /// Anything else, by its class.
+    Opaque(String),
+}
+
+/// The facts by name, as Megatron's `args` spells them.
+#[derive(Debug, Clone, Default)]
+pub struct Facts(BTreeMap<String, Fact>);
+
+impl Facts {
+    /// Facts from `args`, then those from the command line, which win.
+    #[must_use]
+    pub fn new(args: BTreeMap<String, Fact>, given: &[(String, Fact)]) -> Self {
+        let mut facts = args;
+        facts.extend(given.iter().cloned());
+        Self(facts)
+    }
+
+    /// The fact of this name, where it is there and not `None`.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Fact> {
+        self.0.get(name).filter(|fact| **fact != Fact::None)
+    }
+
+    /// A count or size, as large as a dimension may be.
+    #[must_use]
+    pub fn size(&self, name: &str) -> Option<u64> {
+        match self.get(name)? {
+            Fact::Int(value) => u64::try_from(*value).ok().filter(|&size| size <= LIMITS.dim),
+            _ => None,
+        }
+    }
+
+    /// A number that may be a float, as `checkpoint_version` is.
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<f64> {
+        match self.get(name)? {
+            Fact::Int(value) => Some(f64::from(i32::try_from(*value).ok()?)),
+            Fact::Float(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// A switch that is on; one that is absent is off.
+    #[must_use]
+    pub fn is_on(&self, name: &str) -> bool {
+        matches!(self.get(name), Some(Fact::Bool(true)))
+    }
+
+    /// A text.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.get(name)? {
+            Fact::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// All the sizes of a list, nested lists included, in order; also of a text such as `1,3,3,1`.
+    #[must_use]
+    pub fn sizes(&self, name: &str) -> Option<Vec<u64>> {
+        let mut sizes = Vec::new();
+        collect_sizes(self.get(name)?, &mut sizes)?;
+        Some(sizes)
+    }
+
+    /// Whether there are any.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Fact)> {
+        self.0.iter().map(|(name, fact)| (name.as_str(), fact))
+    }
+}
+
+fn collect_sizes(fact: &Fact, sizes: &mut Vec<u64>) -> Option<()> {
+    match fact {
+        Fact::Int(value) => sizes.push(u64::try_from(*value).ok()?),
+        Fact::Text(text) => {
+            for part in text.split(',') {
+                sizes.push(part.trim().parse().ok()?);
+            }
+        }
+        Fact::List(items) => {
+            for item in items {
+                collect_sizes(item, sizes)?;
+            }
+        }
+        Fact::None | Fact::Bool(_) | Fact::Float(_) | Fact::Opaque(_) => return None,
+    }
+    Some(())
+}
+
+/// Reads `NAME=VALUE` as the command line gives it: a Python literal of the simple kinds.
+///
+/// ```
+/// use ckptcmp::layout::{Fact, parse_fact};
+/// assert_eq!(parse_fact("num_experts=8"), Some(("num_experts".to_owned(), Fact::Int(8))));
+/// assert_eq!(parse_fact("swiglu"), None);
+/// ```
+#[must_use]
+pub fn parse_fact(text: &str) -> Option<(String, Fact)> {
+    let (name, value) = text.split_once('=')?;
+    let value = value.trim();
+    let fact = match value {
+        "" | "None" | "none" | "null" => Fact::None,
+        "True" | "true" => Fact::Bool(true),
+        "False" | "false" => Fact::Bool(false),
+        _ => match (value.parse(), value.parse()) {
+            (Ok(integer), _) => Fact::Int(integer),
+            (_, Ok(float)) => Fact::Float(float),
+            _ => Fact::Text(value.to_owned()),
+        },
+    };
+    let name = name.trim();
+    (!name.is_empty()).then(|| (name.to_owned(), fact))
+}

@@ -1,0 +1,342 @@
+//! Ranks -> logical tensors.
+//!
+//! Shards come in under stored names with the rank that holds them; out come whole tensors under global
+//! canonical names. On the way: names ([`crate::names`]), fused tensors taken apart (`unfuse`), global
+//! indices (`numbering`), parts put together (`merge`, by the table in [`rules`]).
+
+mod facts;
+mod grid;
+mod merge;
+mod numbering;
+pub mod rules;
+mod unfuse;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::names::Name;
+use crate::names::megatron::{Canonical, Dialect};
+use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
+
+pub use facts::{Fact, Facts, parse_fact};
+pub use grid::{Naming, RankCoord, RankName, World};
+pub use merge::Merged;
+pub use numbering::{Chunk, LayerNumbers, NumberingError};
+
+use merge::{Groups, Merger};
+use numbering::{ExpertNumbers, LayerName, split_expert};
+use rules::Rules;
+use unfuse::{Local, Named, RankTensors, unfuse};
+
+/// One rank's local tensor, its place in the whole still unknown.
+#[derive(Debug, Clone)]
+pub struct Shard {
+    /// The name in the file.
+    pub name: Arc<str>,
+    /// The rank that stores it.
+    pub rank: RankCoord,
+    /// What it stores.
+    pub tensor: StoredTensor,
+}
+
+/// The tensors of a model put together.
+#[derive(Debug, Default)]
+pub struct Assembly {
+    /// Whole tensors by canonical name.
+    pub tensors: BTreeMap<Name, Merged>,
+    /// What the last stage stores under the output layer's name though the weights are tied.
+    pub tied_copies: BTreeMap<Name, LogicalTensor>,
+    /// Tensors that could not be put together, by the name closest to the user's.
+    pub problems: Vec<(String, LayoutError)>,
+    /// Stored entries that are no weights.
+    pub buffers: usize,
+}
+
+/// Why shards do not make a tensor.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// The table has no line for the name.
+    #[error(
+        "no sharding rule for this name and more than one shard of it; \
+         supply one with --rule NAME=replicated|column|row|gated|vocab"
+    )]
+    NoRule,
+    /// A needed fact is neither in `args` nor shown by any shape.
+    #[error("the checkpoint does not say {fact}; supply it with --set {fact}=VALUE")]
+    FactMissing {
+        /// The attribute of `args`.
+        fact: &'static str,
+    },
+    /// One rank's part of the tensor is not there.
+    #[error("missing on {axis} rank {slot}")]
+    RankMissing {
+        /// The axis.
+        axis: &'static str,
+        /// The rank along it.
+        slot: u64,
+    },
+    /// No rank holds anything of it.
+    #[error("no rank holds it")]
+    NoShard,
+    /// A tensor that tells the sizes of this one's sections is not there.
+    #[error("cannot tell its sections: {sibling} is missing beside it")]
+    SiblingMissing {
+        /// Canonical name of the tensor that is missing.
+        sibling: String,
+    },
+    /// One half of a pair is there without the other.
+    #[error("its other half {other} is missing")]
+    HalfMissing {
+        /// Canonical name of the other half.
+        other: String,
+    },
+    /// The rows of the first linear fit neither a gated nor a plain MLP.
+    #[error("{rows} rows are neither once nor twice the {columns} columns of linear_fc2")]
+    NeitherGatedNorNot {
+        /// Rows over all shards.
+        rows: u64,
+        /// Columns of the second linear over all shards.
+        columns: u64,
+    },
+    /// The rows are not what the sections add up to.
+    #[error("{rows} rows, where the model's dimensions give {wanted}")]
+    UnexpectedRows {
+        /// Rows found.
+        rows: u64,
+        /// Rows expected.
+        wanted: u64,
+    },
+    /// The experts cannot be shared out evenly.
+    #[error("{experts} experts cannot be shared by {shares} ranks")]
+    ExpertsNotDivisible {
+        /// Experts of a layer.
+        experts: u64,
+        /// Ranks that share them.
+        shares: u64,
+    },
+    /// More experts than the limit.
+    #[error("{experts} experts on one rank are more than any model has")]
+    TooManyExperts {
+        /// Experts of a layer on one rank.
+        experts: u64,
+    },
+    /// Ranks hold different numbers of experts.
+    #[error("rank holds {found} experts where another one holds {expected}")]
+    UnevenExperts {
+        /// Experts of one rank.
+        found: u64,
+        /// Experts of another rank.
+        expected: u64,
+    },
+    /// A fused tensor has the wrong number of dimensions.
+    #[error("shape {shape:?} is no matrix")]
+    NotAMatrix {
+        /// The stored shape.
+        shape: Vec<u64>,
+    },
+    /// A fused tensor's memory cannot be read under its real shape.
+    #[error("a tensor of shape {shape:?} with these strides cannot be seen as {wanted:?}")]
+    NotContiguous {
+        /// The stored shape.
+        shape: Vec<u64>,
+        /// The shape that it really has.
+        wanted: Vec<u64>,
+    },
+    /// Two stored names become one on the same rank.
+    #[error("also stored as {other} on the same rank")]
+    Duplicate {
+        /// The other stored name.
+        other: String,
+    },
+    /// Rank folders with different numbers of parts.
+    #[error("rank folders have names of different forms (mp_rank_TT, mp_rank_TT_PPP, ...)")]
+    MixedNames,
+    /// Experts whose parts were written over one another.
+    #[error(
+        "expert_tensor_parallel_size={etp} with tensor_model_parallel_size={tp}: ranks that share a \
+         folder wrote over each other, so the experts cannot be recovered from this checkpoint"
+    )]
+    ExpertsLost {
+        /// Tensor parallel size.
+        tp: u64,
+        /// Tensor parallel size of the experts.
+        etp: u64,
+    },
+    /// A layout that cannot be put together from its files.
+    #[error("{fact} is set: {reason}, so this layout cannot be put together")]
+    Refused {
+        /// The attribute of `args`.
+        fact: &'static str,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The layers cannot be numbered.
+    #[error(transparent)]
+    Numbering(#[from] NumberingError),
+    /// The parts do not fit together.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+/// Puts the shards of a model together.
+#[must_use]
+pub fn assemble(shards: Vec<Shard>, world: &World, facts: &Facts, rules: &Rules) -> Assembly {
+    let mut assembly = Assembly::default();
+    let dialect = Dialect::detect(shards.iter().map(|shard| &*shard.name));
+    let ranks = by_rank(shards, &dialect, world, facts, &mut assembly);
+    let mut locals = Vec::new();
+    for (rank, tensors) in &ranks {
+        locals.extend(unfuse(tensors, *rank, world, facts, |named, error| {
+            assembly.problems.push((named.stored_name.to_string(), error));
+        }));
+    }
+    let groups = numbered(locals, ranks.keys(), world, facts, &mut assembly);
+    let merger = Merger { groups: &groups, rules, world, facts };
+    for name in groups.keys() {
+        match merger.merge(name) {
+            Ok(merged) if is_tied_copy(name) => {
+                assembly.tied_copies.insert(untied_name(name), merged.tensor);
+            }
+            Ok(merged) => {
+                assembly.tensors.insert(name.clone(), merged);
+            }
+            Err(error) => assembly.problems.push((name.to_string(), error)),
+        }
+    }
+    assembly
+}
+
+/// Whether a canonical name is that of a routed expert's parameter.
+fn is_expert(name: &str) -> bool {
+    name.contains(".experts.local_experts.")
+}
+
+/// Tied copies are merged beside the parameters, under a name that no parameter has.
+const TIED_PREFIX: &str = "(tied) ";
+
+fn is_tied_copy(name: &Name) -> bool {
+    name.as_str().starts_with(TIED_PREFIX)
+}
+
+fn untied_name(name: &Name) -> Name {
+    Name::new(name.as_str().trim_start_matches(TIED_PREFIX))
+}
+
+/// Sorts the shards by rank and canonical name.
+fn by_rank(
+    shards: Vec<Shard>,
+    dialect: &Dialect,
+    world: &World,
+    facts: &Facts,
+    assembly: &mut Assembly,
+) -> BTreeMap<RankCoord, RankTensors> {
+    let tied =
+        world.pp > 1 && !facts.is_empty() && !facts.is_on("untie_embeddings_and_output_weights");
+    let mut ranks: BTreeMap<RankCoord, RankTensors> = BTreeMap::new();
+    for Shard { name: stored_name, rank, tensor: stored } in shards {
+        let tensors = ranks.entry(rank).or_default();
+        let name = match dialect.canonical(&stored_name) {
+            Canonical::Buffer => {
+                assembly.buffers += 1;
+                continue;
+            }
+            Canonical::TiedCopy(name) => format!("{TIED_PREFIX}{name}"),
+            Canonical::Parameter(name) if tied && name == "output_layer.weight" => {
+                format!("{TIED_PREFIX}{name}")
+            }
+            Canonical::Parameter(name) => name,
+        };
+        let named = Named { stored_name: Arc::clone(&stored_name), stored };
+        if let Some(other) = tensors.insert(name, named) {
+            let other = other.stored_name.to_string();
+            assembly.problems.push((stored_name.to_string(), LayoutError::Duplicate { other }));
+        }
+    }
+    ranks
+}
+
+/// Gives every tensor its global name. A list of layers or experts that cannot be numbered is left out and reported.
+fn numbered<'r>(
+    locals: Vec<Local>,
+    ranks: impl Iterator<Item = &'r RankCoord>,
+    world: &World,
+    facts: &Facts,
+    assembly: &mut Assembly,
+) -> Groups {
+    let chunks: BTreeSet<Chunk> = ranks.map(|rank| rank.chunk()).collect();
+    let layers = number_layers(&locals, &chunks, facts, assembly);
+    let experts = count_experts(&locals, assembly);
+    let mut groups = Groups::new();
+    for mut local in locals {
+        let chunk = local.rank.chunk();
+        if let Some((before, index, rest)) = split_expert(&local.name) {
+            let Some(count) = experts.get(&(chunk, before.to_owned())) else { continue };
+            let numbers = ExpertNumbers { local: *count, slot: world.expert_slot(local.rank) };
+            local.name = format!("{before}{}{rest}", numbers.global(index));
+        }
+        if let Some(layer) = LayerName::parse(&local.name) {
+            let Some(numbers) = layers.get(layer.stack) else { continue };
+            local.name = layer.with_index(numbers.global(chunk, layer.index));
+        }
+        groups.entry(Name::new(local.name.as_str())).or_default().push(local);
+    }
+    groups
+}
+
+fn number_layers(
+    locals: &[Local],
+    chunks: &BTreeSet<Chunk>,
+    facts: &Facts,
+    assembly: &mut Assembly,
+) -> BTreeMap<String, LayerNumbers> {
+    let mut counts: BTreeMap<&str, BTreeMap<Chunk, u64>> = BTreeMap::new();
+    for local in locals {
+        let Some(layer) = LayerName::parse(&local.name) else { continue };
+        let stack = counts
+            .entry(layer.stack)
+            .or_insert_with(|| chunks.iter().map(|chunk| (*chunk, 0)).collect());
+        let count = stack.entry(local.rank.chunk()).or_default();
+        *count = (*count).max(layer.index.saturating_add(1));
+    }
+    let mut numbers = BTreeMap::new();
+    for (stack, counts) in counts {
+        match LayerNumbers::new(stack, &counts, facts) {
+            Ok(found) => {
+                numbers.insert(stack.to_owned(), found);
+            }
+            Err(error) => assembly.problems.push((format!("{stack}layers"), error.into())),
+        }
+    }
+    numbers
+}
+
+/// A list of experts: its chunk and its name with the rank's own layer index.
+type ExpertList = (Chunk, String);
+
+/// Experts that each rank holds of each list; a list on whose length ranks disagree is reported and left out.
+fn count_experts(locals: &[Local], assembly: &mut Assembly) -> BTreeMap<ExpertList, u64> {
+    let mut by_rank: BTreeMap<(ExpertList, RankCoord), u64> = BTreeMap::new();
+    for local in locals {
+        if let Some((list, index, _)) = split_expert(&local.name) {
+            let list = (local.rank.chunk(), list.to_owned());
+            let count = by_rank.entry((list, local.rank)).or_default();
+            *count = (*count).max(index.saturating_add(1));
+        }
+    }
+    let mut counts: BTreeMap<ExpertList, u64> = BTreeMap::new();
+    let mut uneven = BTreeMap::new();
+    for ((list, _), found) in by_rank {
+        let expected = *counts.entry(list.clone()).or_insert(found);
+        if expected != found {
+            uneven.insert(list, LayoutError::UnevenExperts { found, expected });
+        }
+    }
+    for (list, error) in uneven {
+        counts.remove(&list);
+        assembly.problems.push((list.1, error));
+    }
+    counts
+}

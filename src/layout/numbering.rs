@@ -1,0 +1,319 @@
+//! Local -> global indices of layers and experts.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use super::Facts;
+
+/// A model chunk: virtual stage and pipeline stage. Ordered as layers are laid out, virtual stage first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Chunk {
+    /// Virtual pipeline stage.
+    pub vp: u64,
+    /// Pipeline stage.
+    pub pp: u64,
+}
+
+/// A name cut at its first list of layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerName<'n> {
+    /// What stands before `layers.`, its dot included.
+    pub stack: &'n str,
+    /// The index behind it.
+    pub index: u64,
+    /// What follows the index, its dot included.
+    pub rest: &'n str,
+}
+
+impl<'n> LayerName<'n> {
+    /// Cuts a name at its first `layers.N`; `None` where it has none.
+    #[must_use]
+    pub fn parse(name: &'n str) -> Option<Self> {
+        let stack = match name.strip_prefix("layers.") {
+            Some(_) => "",
+            None => &name[..=name.find(".layers.")?],
+        };
+        let numbered = &name[stack.len() + "layers.".len()..];
+        let digits = numbered.find('.').unwrap_or(numbered.len());
+        let index = numbered[..digits].parse().ok()?;
+        Some(Self { stack, index, rest: &numbered[digits..] })
+    }
+
+    /// The name with another index.
+    #[must_use]
+    pub fn with_index(&self, index: u64) -> String {
+        format!("{}layers.{index}{}", self.stack, self.rest)
+    }
+}
+
+/// Why layers cannot be numbered.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NumberingError {
+    /// The stages hold more or fewer layers than the model has.
+    #[error(
+        "the stages hold {found} layers of `{stack}layers` but the checkpoint says {declared}; \
+         if the shards are right, say so with --set {fact}={found}"
+    )]
+    LayerCount {
+        /// The list of layers.
+        stack: String,
+        /// Layers found in the files.
+        found: u64,
+        /// Layers that `args` declares.
+        declared: u64,
+        /// The name in `args`.
+        fact: &'static str,
+    },
+    /// A stage holds a layer beyond its own number of them.
+    #[error(
+        "stage pp {pp}, virtual stage {vp} holds layer {index} but should have {expected} layers"
+    )]
+    LayerBeyondStage {
+        /// Pipeline stage.
+        pp: u64,
+        /// Virtual stage.
+        vp: u64,
+        /// Local index of the layer.
+        index: u64,
+        /// Layers that the stage should have.
+        expected: u64,
+    },
+    /// A schedule that fixes the chunks is declared, but the chunks are others.
+    #[error("dualpipev needs two equal model chunks on every stage of {layers} layers in all")]
+    NotDualPipe {
+        /// Number of layers.
+        layers: u64,
+    },
+}
+
+/// The first global index of each chunk, and the indices that hold no parameters.
+#[derive(Debug, Default)]
+pub struct LayerNumbers {
+    offsets: BTreeMap<Chunk, u64>,
+    /// Global indices of placeholder layers, ascending.
+    noop: Vec<u64>,
+}
+
+impl LayerNumbers {
+    /// Numbers the layers of one list (`decoder.`, `encoder.`, `mtp.`, ...).
+    ///
+    /// `counts` says for every chunk of the model one more than its largest local index, 0 where it has none.
+    /// The offset of a chunk is the sum over all chunks before it, virtual stage by virtual stage: this
+    /// equals Megatron's own formula for even and uneven splits, interleaving and custom layouts
+    /// (`get_transformer_layer_offset`, core 0.16).
+    ///
+    /// # Errors
+    /// [`NumberingError`] where files and `args` contradict each other.
+    pub fn new(
+        stack: &str,
+        counts: &BTreeMap<Chunk, u64>,
+        facts: &Facts,
+    ) -> Result<Self, NumberingError> {
+        let (fact, declared) = declared_layers(stack, facts);
+        let noop = match stack {
+            "decoder." => facts.sizes("noop_layers").unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        if facts.text("schedules_method") == Some("dualpipev") && stack == "decoder." {
+            return Self::dual_pipe(counts, declared.unwrap_or(0), noop);
+        }
+        let found: u64 = counts.values().sum();
+        let sizes = match declared {
+            Some(declared) if found != declared && counts.len() > 1 => {
+                stage_sizes(counts, declared, facts).ok_or_else(|| NumberingError::LayerCount {
+                    stack: stack.to_owned(),
+                    found,
+                    declared,
+                    fact,
+                })?
+            }
+            _ => counts.clone(),
+        };
+        let mut offset = 0;
+        let mut offsets = BTreeMap::new();
+        for (chunk, size) in sizes {
+            offsets.insert(chunk, offset);
+            offset += size;
+        }
+        Ok(Self { offsets, noop: sorted(noop) })
+    }
+
+    /// MindSpeed's V-shaped schedule: stage p holds the p-th chunk from the front and the p-th from the back
+    /// (`core/pipeline_parallel/dualpipev/dualpipev_chunks.py`).
+    fn dual_pipe(
+        counts: &BTreeMap<Chunk, u64>,
+        layers: u64,
+        noop: Vec<u64>,
+    ) -> Result<Self, NumberingError> {
+        let stages = counts.keys().map(|chunk| chunk.pp + 1).max().unwrap_or(1);
+        let size = layers / (2 * stages);
+        let fits = counts.iter().all(|(chunk, &count)| chunk.vp < 2 && count <= size);
+        if !fits || size * 2 * stages != layers {
+            return Err(NumberingError::NotDualPipe { layers });
+        }
+        let offset = |chunk: &Chunk| match chunk.vp {
+            0 => chunk.pp * size,
+            _ => layers - (chunk.pp + 1) * size,
+        };
+        let offsets = counts.keys().map(|chunk| (*chunk, offset(chunk))).collect();
+        Ok(Self { offsets, noop: sorted(noop) })
+    }
+
+    /// The global index of a chunk's layer, placeholders not counted.
+    #[must_use]
+    pub fn global(&self, chunk: Chunk, local: u64) -> u64 {
+        let index = self.offsets.get(&chunk).copied().unwrap_or(0).saturating_add(local);
+        let placeholders = self.noop.partition_point(|&noop| noop < index) as u64;
+        index - placeholders
+    }
+}
+
+fn sorted(mut indices: Vec<u64>) -> Vec<u64> {
+    indices.sort_unstable();
+    indices.dedup();
+    indices
+}
+
+/// How many layers `args` declares for a list, and under which name.
+fn declared_layers(stack: &str, facts: &Facts) -> (&'static str, Option<u64>) {
+    let names: &[&'static str] = match stack {
+        "decoder." => &["decoder_num_layers", "num_layers"],
+        "encoder." => &["encoder_num_layers", "num_layers"],
+        _ => &[],
+    };
+    names
+        .iter()
+        .find_map(|name| facts.size(name).map(|size| (*name, Some(size))))
+        .unwrap_or(("num_layers", None))
+}
+
+/// Layers a chunk, where some of them have no parameters and so leave no name behind: as `args` lists them, else even.
+fn stage_sizes(
+    counts: &BTreeMap<Chunk, u64>,
+    declared: u64,
+    facts: &Facts,
+) -> Option<BTreeMap<Chunk, u64>> {
+    let listed = ["pipeline_num_transformer_layers", "num_layer_list"]
+        .iter()
+        .find_map(|name| facts.sizes(name))
+        .filter(|sizes| sizes.len() == counts.len() && sizes.iter().sum::<u64>() == declared);
+    let chunks = counts.len() as u64;
+    let sizes: Vec<u64> = match listed {
+        Some(sizes) => sizes,
+        None if declared % chunks == 0 => vec![declared / chunks; counts.len()],
+        None => return None,
+    };
+    let sizes: BTreeMap<Chunk, u64> = counts.keys().copied().zip(sizes).collect();
+    let fits = counts.iter().all(|(chunk, count)| count <= &sizes[chunk]);
+    fits.then_some(sizes)
+}
+
+/// Which expert a rank's i-th one is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertNumbers {
+    /// Experts that the rank holds.
+    pub local: u64,
+    /// The rank's place among those that share the experts out.
+    pub slot: u64,
+}
+
+impl ExpertNumbers {
+    /// The global index of the rank's `index`-th expert.
+    #[must_use]
+    pub fn global(&self, index: u64) -> u64 {
+        self.slot.saturating_mul(self.local).saturating_add(index)
+    }
+}
+
+/// A name cut at its expert index: what is before, the index, what follows it.
+#[must_use]
+pub fn split_expert(name: &str) -> Option<(&str, u64, &str)> {
+    const LIST: &str = ".experts.local_experts.";
+    let start = name.find(LIST)? + LIST.len();
+    let digits = name[start..].find('.')?;
+    let index = name[start..start + digits].parse().ok()?;
+    Some((&name[..start], index, &name[start + digits..]))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::layout::Fact;
+    use proptest::prelude::*;
+
+    fn facts(pairs: &[(&str, Fact)]) -> Facts {
+        Facts::new(
+            pairs.iter().map(|(name, fact)| ((*name).to_owned(), fact.clone())).collect(),
+            &[],
+        )
+    }
+
+    fn counts(rows: &[(u64, u64, u64)]) -> BTreeMap<Chunk, u64> {
+        rows.iter().map(|&(vp, pp, count)| (Chunk { vp, pp }, count)).collect()
+    }
+
+    #[test]
+    fn uneven_and_empty_stages_are_counted() {
+        let stages = counts(&[(0, 0, 0), (0, 1, 2), (0, 2, 3), (0, 3, 1)]);
+        let numbers =
+            LayerNumbers::new("decoder.", &stages, &facts(&[("num_layers", Fact::Int(6))]))
+                .unwrap();
+        let first = |pp| numbers.global(Chunk { vp: 0, pp }, 0);
+        assert_eq!((first(1), first(2), first(3)), (0, 2, 5));
+    }
+
+    #[test]
+    fn virtual_stages_go_before_pipeline_stages() {
+        let stages = counts(&[(0, 0, 1), (0, 1, 2), (1, 0, 2), (1, 1, 1)]);
+        let numbers = LayerNumbers::new("decoder.", &stages, &Facts::default()).unwrap();
+        assert_eq!(numbers.global(Chunk { vp: 1, pp: 0 }, 0), 3);
+        assert_eq!(numbers.global(Chunk { vp: 1, pp: 1 }, 0), 5);
+    }
+
+    #[test]
+    fn dualpipev_folds_the_back_half() {
+        let known = facts(&[
+            ("num_layers", Fact::Int(8)),
+            ("schedules_method", Fact::Text("dualpipev".into())),
+        ]);
+        let stages = counts(&[(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]);
+        let numbers = LayerNumbers::new("decoder.", &stages, &known).unwrap();
+        let first = |vp, pp| numbers.global(Chunk { vp, pp }, 0);
+        assert_eq!([first(0, 0), first(0, 1), first(1, 1), first(1, 0)], [0, 2, 4, 6]);
+    }
+
+    #[test]
+    fn placeholders_are_not_counted() {
+        let noop = Fact::List(vec![Fact::Int(2), Fact::Int(7)]);
+        let known = facts(&[("num_layers", Fact::Int(8)), ("noop_layers", noop)]);
+        // The last layer of the second stage is a placeholder, so its largest local index is 2.
+        let stages = counts(&[(0, 0, 4), (0, 1, 3)]);
+        let numbers = LayerNumbers::new("decoder.", &stages, &known).unwrap();
+        assert_eq!(numbers.global(Chunk { vp: 0, pp: 0 }, 3), 2);
+        assert_eq!(numbers.global(Chunk { vp: 0, pp: 1 }, 0), 3);
+    }
+
+    #[test]
+    fn a_lost_layer_is_not_numbered_over() {
+        let stages = counts(&[(0, 0, 1), (0, 1, 2), (0, 2, 1)]);
+        let known = facts(&[("num_layers", Fact::Int(5))]);
+        assert!(LayerNumbers::new("decoder.", &stages, &known).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn every_layer_gets_one_number(sizes in prop::collection::vec(0_u64..4, 1..9), stages in 1_u64..4) {
+            let counts: BTreeMap<Chunk, u64> = (0..).zip(&sizes)
+                .map(|(at, &size)| (Chunk { vp: at / stages, pp: at % stages }, size)).collect();
+            let numbers = LayerNumbers::new("decoder.", &counts, &Facts::default()).unwrap();
+            let mut seen: Vec<u64> = counts.iter()
+                .flat_map(|(&chunk, &size)| (0..size).map(move |local| (chunk, local)))
+                .map(|(chunk, local)| numbers.global(chunk, local)).collect();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..sizes.iter().sum()).collect::<Vec<_>>());
+        }
+    }
+}

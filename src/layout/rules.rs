@@ -1,0 +1,224 @@
+//! THE table: how tensor parallelism cuts every parameter.
+//!
+//! One line a rule: the end of a canonical name -> [`Sharding`]. The longest suffix wins; a name
+//! without a rule is an error where there is more than one shard, never "replicated".
+//! Sources: Megatron-LM core_v0.4 to core_v0.19 (`core/tensor_parallel/layers.py`,
+//! `core/extensions/transformer_engine.py`, each module's `sharded_state_dict`), MindSpeed-LLM
+//! (`tasks/models/transformer`).
+
+use thiserror::Error;
+
+use crate::names::pattern::SuffixTable;
+
+/// How the shards of one parameter make the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharding {
+    /// Every rank holds all of it.
+    Replicated,
+    /// Ranks hold consecutive parts of this dimension.
+    Split(usize),
+    /// As `Split(0)`, over vocabulary rows that are padded to a multiple that depends on the layout.
+    Vocab,
+    /// The first linear of an MLP: where it is gated each rank holds `[gate; up]` of its own.
+    Gated,
+    /// One of a Mamba-2 mixer's fused tensors: each rank holds its part of every section.
+    Mamba(Fused),
+    /// One of a gated delta net's tensors, likewise.
+    DeltaNet(Fused),
+    /// A latent attention's down-projection: split or replicated, as its rows tell.
+    Latent(Latent),
+}
+
+/// The tensors of a state-space or linear-attention layer that depend on its sections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fused {
+    /// The input projection.
+    InProj,
+    /// The convolution.
+    Conv,
+    /// One value a head.
+    Heads,
+    /// The output projection.
+    OutProj,
+}
+
+/// The down-projections of latent attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Latent {
+    /// `q_lora_rank` rows.
+    Query,
+    /// `kv_lora_rank + qk_pos_emb_head_dim` rows.
+    KeyValue,
+}
+
+use Sharding::{DeltaNet, Gated, Mamba, Replicated, Split, Vocab};
+
+#[rustfmt::skip]
+static RULES: &[(&str, Sharding)] = &[
+    // embeddings and heads
+    ("word_embeddings.weight",                              Vocab),
+    ("output_layer.{weight,bias}",                          Vocab),
+    ("lm_head.bias",                                        Vocab),
+    ("{position_embeddings,tokentype_embeddings}.weight",   Replicated),
+    ("word_embeddings.norm.{weight,bias}",                  Replicated),
+    ("relative_attention_bias.weight",                      Replicated),
+    ("lm_head.{dense,layer_norm,layernorm,norm}.{weight,bias}", Replicated),
+    ("{binary_head,classification_head,multichoice_head}.{weight,bias}", Replicated),
+    ("pooler.dense.{weight,bias}",                          Replicated),
+    // norms
+    ("{input_layernorm,pre_mlp_layernorm,pre_cross_attn_layernorm,final_layernorm}.{weight,bias}", Replicated),
+    ("{post_attn_norm,post_mlp_layernorm,post_self_attn_layernorm}.{weight,bias}", Replicated),
+    ("{q_layernorm,k_layernorm,kv_layernorm}.{weight,bias}", Replicated),
+    ("norm.{weight,bias}",                                  Replicated),
+    // attention
+    ("linear_qkv.{weight,bias}",                            Split(0)),
+    ("{linear_q,linear_kv}.{weight,bias}",                  Split(0)),
+    ("linear_proj.weight",                                  Split(1)),
+    ("linear_proj.bias",                                    Replicated),
+    ("core_attention.softmax_offset",                       Split(0)),
+    ("{linear_q_proj,linear_q_up_proj,linear_kv_up_proj}.{weight,bias}", Split(0)),
+    ("linear_q_down_proj.weight",                           Sharding::Latent(Latent::Query)),
+    ("linear_kv_down_proj.weight",                          Sharding::Latent(Latent::KeyValue)),
+    ("indexer.{linear_wq_b,linear_wk,linear_weights_proj,k_norm}.{weight,bias}", Replicated),
+    ("dsa_indexer.{wq_b,wk,weights_proj,k_norm}.{weight,bias}", Replicated),
+    ("{self_attention,mlp}_hyper_connection.{mapping_proj.weight,alpha_pre,alpha_post,alpha_res,bias}", Replicated),
+    // dense MLP, shared experts, experts
+    ("linear_fc1.{weight,bias}",                            Gated),
+    ("linear_fc2.weight",                                   Split(1)),
+    ("linear_fc2.bias",                                     Replicated),
+    ("router.{weight,bias,expert_bias,qb_beta}",            Replicated),
+    ("shared_experts.gate_weight",                          Replicated),
+    ("{fc1_latent_proj,fc2_latent_proj}.{weight,bias}",     Replicated),
+    // Mamba-2
+    ("mixer.in_proj.{weight,bias}",                         Mamba(Fused::InProj)),
+    ("mixer.conv1d.{weight,bias}",                          Mamba(Fused::Conv)),
+    ("mixer.{A_log,dt_bias,D}",                             Split(0)),
+    ("mixer.norm.{weight,bias}",                            Split(0)),
+    ("mixer.out_proj.weight",                               Split(1)),
+    ("mixer.out_proj.bias",                                 Replicated),
+    // gated delta net
+    ("self_attention.in_proj.weight",                       DeltaNet(Fused::InProj)),
+    ("self_attention.conv1d.{weight,bias}",                 DeltaNet(Fused::Conv)),
+    ("self_attention.{A_log,dt_bias}",                      DeltaNet(Fused::Heads)),
+    ("self_attention.out_proj.weight",                      DeltaNet(Fused::OutProj)),
+    ("self_attention.out_norm.{weight,bias}",               Replicated),
+    // ... as MindSpeed-LLM writes Qwen3-Next: whole on every rank
+    ("self_attention.{in_proj_qkvz,in_proj_ba,q_proj,k_proj,v_proj}.{weight,bias}", Replicated),
+    // multi-token prediction
+    ("{enorm,hnorm}.{weight,bias}",                         Replicated),
+    ("eh_proj.{weight,bias}",                               Split(0)),
+    // vision
+    ("conv1.{weight,bias}",                                 Replicated),
+    ("{class_token,mask_token,position_embeddings}",        Replicated),
+    ("{ln_pre,ln_post}.{weight,bias}",                      Replicated),
+    ("{embedder,video_embedder}.{weight,bias}",             Split(0)),
+    ("{merger,patch_merger}.{linear_fc1,linear_fc2}.{weight,bias}", Replicated),
+    // LoRA on parallel linears
+    ("{linear_qkv,linear_q,linear_kv,linear_fc1,linear_q_proj,linear_q_up_proj,linear_kv_up_proj}.lora_A.default.weight", Replicated),
+    ("{linear_qkv,linear_q,linear_kv,linear_q_proj,linear_q_up_proj,linear_kv_up_proj}.lora_B.default.weight", Split(0)),
+    ("linear_fc1.lora_B.default.weight",                    Gated),
+    ("{linear_proj,linear_fc2}.lora_A.default.weight",      Split(1)),
+    ("{linear_proj,linear_fc2}.lora_B.default.weight",      Replicated),
+];
+
+/// The rules in force: the table and what the user adds to it.
+#[derive(Debug)]
+pub struct Rules(SuffixTable<Sharding>);
+
+/// A rule from the command line that cannot be read.
+#[derive(Debug, Error)]
+#[error("rule `{rule}` is not of the form NAME=replicated|column|row|gated|vocab")]
+pub struct BadRule {
+    rule: String,
+}
+
+/// A sharding rule that the user adds: the end of a canonical name, and how it is cut.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserRule {
+    pattern: String,
+    sharding: Sharding,
+}
+
+impl std::str::FromStr for UserRule {
+    type Err = BadRule;
+
+    fn from_str(rule: &str) -> Result<Self, Self::Err> {
+        let parsed = rule.split_once('=').and_then(|(pattern, sharding)| {
+            let sharding = match sharding.trim() {
+                "replicated" => Replicated,
+                "column" => Split(0),
+                "row" => Split(1),
+                "gated" => Gated,
+                "vocab" => Vocab,
+                _ => return None,
+            };
+            let pattern = pattern.trim();
+            (!pattern.is_empty()).then(|| Self { pattern: pattern.to_owned(), sharding })
+        });
+        parsed.ok_or_else(|| BadRule { rule: rule.to_owned() })
+    }
+}
+
+impl Rules {
+    /// The table, with the user's rules in front.
+    #[must_use]
+    pub fn new(user: &[UserRule]) -> Self {
+        let user = user.iter().map(|rule| (rule.pattern.as_str(), rule.sharding));
+        Self(SuffixTable::new(user.chain(RULES.iter().copied())))
+    }
+
+    /// The rule for a canonical name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<Sharding> {
+        let direct = self.0.find(name).map(|found| *found.value);
+        direct.or_else(|| self.0.find(&without_twin_numbers(name)).map(|found| *found.value))
+    }
+}
+
+/// LongCat has two of each module in a layer: `self_attention_0`, `mlps_1` are cut as `self_attention`, `mlp`.
+fn without_twin_numbers(name: &str) -> String {
+    let plain =
+        |component: &'_ str| match component.strip_suffix("_0").or(component.strip_suffix("_1")) {
+            Some("mlps") => "mlp".to_owned(),
+            Some(stem) => stem.to_owned(),
+            None => component.to_owned(),
+        };
+    name.split('.').map(plain).collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_norm_inside_a_mixer_is_split_and_one_before_it_is_not() {
+        let rules = Rules::new(&[]);
+        assert_eq!(rules.find("decoder.layers.0.mixer.norm.weight"), Some(Split(0)));
+        assert_eq!(rules.find("decoder.layers.0.norm.weight"), Some(Replicated));
+    }
+
+    #[test]
+    fn rules_match_whole_components() {
+        let rules = Rules::new(&[]);
+        assert_eq!(rules.find("decoder.layers.0.mlp.my_linear_fc2.weight"), None);
+        assert_eq!(rules.find("decoder.layers.0.mlp.mystery.weight"), None);
+    }
+
+    #[test]
+    fn a_users_rule_wins() {
+        let rule: UserRule = "mlp.linear_fc2.weight=replicated".parse().unwrap();
+        assert_eq!(
+            Rules::new(&[rule]).find("decoder.layers.0.mlp.linear_fc2.weight"),
+            Some(Replicated)
+        );
+        assert!("mlp.linear_fc2.weight=sideways".parse::<UserRule>().is_err());
+    }
+
+    #[test]
+    fn twin_modules_are_cut_as_single_ones() {
+        let rules = Rules::new(&[]);
+        assert_eq!(rules.find("decoder.layers.0.mlps_1.linear_fc1.weight"), Some(Gated));
+        assert_eq!(rules.find("decoder.layers.0.input_layernorm_0.weight"), Some(Replicated));
+    }
+}
