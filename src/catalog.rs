@@ -1,0 +1,142 @@
+//! The one type at the centre: what a checkpoint holds, whatever its format and layout were.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::io::FileSet;
+use crate::layout::Facts;
+use crate::names::Name;
+use crate::tensor::LogicalTensor;
+
+/// What a checkpoint holds: logical tensors under canonical names, and what was noticed on the way.
+///
+/// Left of it everything is formats; nothing right of it knows that a format exists.
+#[derive(Debug)]
+pub struct Catalog {
+    /// Where it comes from.
+    pub origin: Origin,
+    /// The files that its tensors point into.
+    pub files: FileSet,
+    /// Whole tensors, in natural order of their names.
+    pub tensors: BTreeMap<Name, Entry>,
+    /// Parameters that are no tensors of their own but share another one's values.
+    pub tied: BTreeMap<Name, Tied>,
+    /// What the writer said of the run: `args` and the like.
+    pub facts: Facts,
+    /// What could not be read or put together; the rest can still be compared.
+    pub problems: Vec<Problem>,
+    /// What a user should know and need not mend.
+    pub notes: Vec<String>,
+}
+
+/// Where a catalog comes from.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    /// The path as the user gave it.
+    pub path: PathBuf,
+    /// The file or folder that it led to.
+    pub resolved: PathBuf,
+    /// The format, by the name that `--format` takes.
+    pub format: &'static str,
+    /// The parallel layout, e.g. `tp2 pp2`.
+    pub layout: String,
+    /// The training iteration.
+    pub iteration: Option<u64>,
+    /// Shard files read.
+    pub shards: usize,
+    /// Stored entries that are no weights and were left out.
+    pub left_out: usize,
+    /// Names are canonical Megatron names.
+    pub is_canonical: bool,
+}
+
+/// A tensor of a catalog.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The whole tensor.
+    pub tensor: LogicalTensor,
+    /// Its rows are a vocabulary, padded to a number that depends on the layout.
+    pub is_vocab: bool,
+}
+
+/// A parameter tied to another one.
+#[derive(Debug, Clone)]
+pub struct Tied {
+    /// The parameter whose values it shares.
+    pub to: Name,
+    /// The copy that was stored all the same.
+    pub copy: Option<LogicalTensor>,
+}
+
+/// Something that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The file, where one is to blame.
+    pub file: Option<PathBuf>,
+    /// The tensor, by the name closest to the user's.
+    pub tensor: Option<String>,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl Problem {
+    /// A problem with one tensor.
+    pub fn of_tensor(tensor: impl Into<String>, message: impl ToString) -> Self {
+        Self { file: None, tensor: Some(tensor.into()), message: message.to_string() }
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{}: ", file.display())?;
+        }
+        if let Some(tensor) = &self.tensor {
+            write!(f, "{tensor}: ")?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl Catalog {
+    /// An empty catalog over these files.
+    #[must_use]
+    pub fn new(origin: Origin, files: FileSet) -> Self {
+        Self {
+            origin,
+            files,
+            tensors: BTreeMap::new(),
+            tied: BTreeMap::new(),
+            facts: Facts::default(),
+            problems: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Adds a tensor after proving that its pieces tile its shape; one that they do not is a problem instead.
+    pub fn insert(&mut self, name: Name, entry: Entry) {
+        match entry.tensor.check_tiling() {
+            Ok(()) => {
+                self.tensors.insert(name, entry);
+            }
+            Err(error) => self.problems.push(Problem::of_tensor(name.as_str(), error)),
+        }
+    }
+
+    /// Says that `name` shares the values of `to`. A stored copy is checked as a further copy of that.
+    pub fn tie(&mut self, name: Name, to: Name, copy: Option<LogicalTensor>) {
+        let Some(entry) = self.tensors.get_mut(&to) else {
+            // Without the tensor it is tied to, the copy is all there is.
+            if let Some(tensor) = copy {
+                self.insert(name, Entry { tensor, is_vocab: true });
+            }
+            return;
+        };
+        if let Some(copy) = copy.clone() {
+            if let Err(error) = entry.tensor.add_copy(copy) {
+                self.problems.push(Problem::of_tensor(name.as_str(), error));
+            }
+        }
+        self.tied.insert(name, Tied { to, copy });
+    }
+}

@@ -1,0 +1,107 @@
+//! Two catalogs -> the pairs to compare, and the names that have no partner. Pure.
+
+use std::collections::BTreeSet;
+
+use crate::catalog::{Catalog, Entry};
+use crate::names::Name;
+use crate::tensor::LogicalTensor;
+
+/// What is compared with what.
+#[derive(Debug, Default)]
+pub struct Pairing {
+    /// Tensors on both sides, in natural order of their names.
+    pub pairs: Vec<Pair>,
+    /// Names only the first side has.
+    pub a_only: Vec<Name>,
+    /// Names only the second side has.
+    pub b_only: Vec<Name>,
+}
+
+/// One tensor on both sides.
+#[derive(Debug)]
+pub struct Pair {
+    /// The canonical name.
+    pub name: Name,
+    /// The tensor of each side, `a` first.
+    pub sides: [LogicalTensor; 2],
+    /// Vocabulary rows beyond those that are compared, on each side.
+    pub rows_left_out: [u64; 2],
+    /// The side on which it is no tensor of its own but shares another one's values.
+    pub tied_side: Option<usize>,
+}
+
+/// What the user asks for.
+#[derive(Debug, Default)]
+pub struct Selection<'f> {
+    /// Which names take part; all where there is none.
+    pub takes: Option<&'f dyn Fn(&str) -> bool>,
+    /// The true size of the vocabulary: both sides are cut to it.
+    pub vocab_size: Option<u64>,
+}
+
+impl std::fmt::Debug for dyn Fn(&str) -> bool + '_ {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("filter")
+    }
+}
+
+/// Pairs the tensors of two catalogs by name.
+#[must_use]
+pub fn pair(a: &Catalog, b: &Catalog, selection: &Selection<'_>) -> Pairing {
+    let mut pairing = Pairing::default();
+    let names: BTreeSet<&Name> = a.tensors.keys().chain(b.tensors.keys()).collect();
+    for name in names {
+        if selection.takes.is_some_and(|takes| !takes(name.as_str())) {
+            continue;
+        }
+        let found = [find(a, name), find(b, name)];
+        match found {
+            [Some((first, a_is_tied)), Some((second, b_is_tied))] => {
+                let tied_side = a_is_tied.then_some(0).or(b_is_tied.then_some(1));
+                let pair = Pair {
+                    name: name.clone(),
+                    sides: [first.tensor, second.tensor],
+                    rows_left_out: [0, 0],
+                    tied_side,
+                };
+                let is_vocab = first.is_vocab || second.is_vocab;
+                pairing.pairs.push(if is_vocab {
+                    pair.over_shared_rows(selection.vocab_size)
+                } else {
+                    pair
+                });
+            }
+            [Some(_), None] => pairing.a_only.push(name.clone()),
+            [None, _] => pairing.b_only.push(name.clone()),
+        }
+    }
+    pairing
+}
+
+/// The tensor of this name; where it is tied to another one, its own copy or that other one.
+fn find(catalog: &Catalog, name: &Name) -> Option<(Entry, bool)> {
+    if let Some(entry) = catalog.tensors.get(name) {
+        return Some((entry.clone(), false));
+    }
+    let tied = catalog.tied.get(name)?;
+    match &tied.copy {
+        Some(copy) => Some((Entry { tensor: copy.clone(), is_vocab: true }, true)),
+        None => catalog.tensors.get(&tied.to).map(|entry| (entry.clone(), true)),
+    }
+}
+
+impl Pair {
+    /// Cuts both sides to the vocabulary rows that both hold, or to the true vocabulary where it is given.
+    fn over_shared_rows(mut self, vocab_size: Option<u64>) -> Self {
+        let rows = self.sides.each_ref().map(|side| side.shape().first().copied());
+        let [Some(first), Some(second)] = rows else { return self };
+        let shared = first.min(second).min(vocab_size.unwrap_or(u64::MAX));
+        for (side, rows) in [first, second].into_iter().enumerate() {
+            if let Ok(cut) = self.sides[side].slice(0, 0, shared) {
+                self.sides[side] = cut;
+                self.rows_left_out[side] = rows - shared;
+            }
+        }
+        self
+    }
+}
