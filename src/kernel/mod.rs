@@ -1,1 +1,89 @@
-//! Kernel.
+//! The kernel: the statistics of two dense blocks of elements, the same bits on every machine.
+//!
+//! A tensor is compared in blocks of [`BLOCK`] elements of its logical row-major order;
+//! [`compare_block`] gives the [`Stats`] of one, [`Stats::merge`] folds them in block order. The
+//! order of all additions is fixed (see `lanes.rs`), so that neither the number of threads nor
+//! the layout of the files nor the instruction set shows in a result.
+//!
+//! Values are decoded to `f64`, which is exact for every dtype but 64-bit integers. The sums
+//! of a tensor of any size are within 2^-44 of the exact ones, relative to the sum of
+//! magnitudes of their terms.
+
+mod decode;
+mod general;
+mod lanes;
+mod scalar;
+mod stats;
+mod sum;
+#[cfg(test)]
+mod tests;
+
+pub use stats::Stats;
+
+use crate::dtype::Dtype;
+
+/// Elements of a block: consecutive ones of a tensor, from a multiple of this on. The last block
+/// of a tensor may be shorter.
+pub const BLOCK: usize = 1 << 17;
+
+/// Running sums kept side by side within a block: number `i` is added to lane `i % LANES`.
+pub const LANES: usize = 16;
+
+/// One side's elements of a block.
+#[derive(Debug, Clone, Copy)]
+pub struct Side<'a> {
+    /// Their type.
+    pub dtype: Dtype,
+    /// Their bytes, dense and little-endian.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Side<'a> {
+    fn count(self) -> u64 {
+        (self.bytes.len() / size(self.dtype)) as u64
+    }
+
+    fn is_whole(self) -> bool {
+        self.bytes.len().is_multiple_of(size(self.dtype))
+    }
+
+    /// The bytes of `elements` elements at a time.
+    fn chunks(self, elements: usize) -> std::slice::Chunks<'a, u8> {
+        self.bytes.chunks(elements * size(self.dtype))
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "at most 16")]
+fn size(dtype: Dtype) -> usize {
+    dtype.size() as usize
+}
+
+/// Compares the same elements of two tensors, at most [`BLOCK`] of them; `first` is the flat
+/// index of the first one in the tensor.
+///
+/// Both sides hold the same number of whole elements: that is for the caller to see to.
+///
+/// ```
+/// use ckptcmp::dtype::Dtype;
+/// use ckptcmp::kernel::{Side, compare_block};
+/// let a = Side { dtype: Dtype::UInt8, bytes: &[3, 0, 9] };
+/// let b = Side { dtype: Dtype::Int16, bytes: &[3, 0, 4, 0, 9, 0] };
+/// let stats = compare_block(a, b, 0);
+/// assert_eq!((stats.l2(), stats.max_abs_index()), (Some(4.0), Some(1)));
+/// ```
+#[must_use]
+pub fn compare_block(a: Side<'_>, b: Side<'_>, first: u64) -> Stats {
+    debug_assert_eq!(a.count(), b.count(), "elements on both sides");
+    debug_assert!(a.is_whole() && b.is_whole(), "whole elements");
+    debug_assert!(a.count() <= BLOCK as u64);
+    let is_identical = a.dtype == b.dtype && a.bytes == b.bytes;
+    let quick = if is_identical && scalar::has_bounded_squares(a.dtype) {
+        scalar::compare_equal(a)
+    } else if scalar::is_narrow(a.dtype) && scalar::is_narrow(b.dtype) {
+        scalar::compare(a, b, first)
+    } else {
+        None
+    };
+    let stats = quick.unwrap_or_else(|| general::compare(a, b, first));
+    Stats { is_identical, ..stats }
+}

@@ -1,0 +1,114 @@
+//! The order of additions inside a block, which together with the order of blocks is what makes
+//! a result the same bits everywhere.
+//!
+//! A block is a sequence of real numbers (two for each element if either side is complex), cut into chunks of
+//! [`CHUNK`]; the last is filled up with zeros, which change no sum. Within a chunk, number `i`
+//! goes to lane `i % LANES`: 16 running sums that start at `+0`, take their terms in index order
+//! and are then added to the 16 totals of the block. At the end of the block the totals are added
+//! as a binary tree of neighbours. Every term is rounded before it is added: **a product and the
+//! addition that follows are never fused**, so that a machine without such an instruction gives
+//! the same bits. Any implementation that keeps to this may be used in place of these loops.
+//!
+//! The two levels also bound the error: a term passes through at most 63 + 256 + 4 additions.
+
+use super::LANES;
+use super::stats::Sums;
+use super::sum::Sum;
+
+/// Real numbers that are summed before the lanes are added to the totals.
+pub(super) const CHUNK: usize = 1024;
+
+/// One chunk of real numbers.
+pub(super) type Chunk = [f64; CHUNK];
+
+/// The totals of a block, one for each lane.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Lanes([f64; LANES]);
+
+impl Lanes {
+    /// Adds `x[i] * y[i]`.
+    #[inline(always)]
+    pub(super) fn add_products(&mut self, x: &Chunk, y: &Chunk) {
+        let mut lanes = [0.0; LANES];
+        for (x, y) in x.as_chunks::<LANES>().0.iter().zip(y.as_chunks::<LANES>().0) {
+            for lane in 0..LANES {
+                lanes[lane] += x[lane] * y[lane];
+            }
+        }
+        self.add(&lanes);
+    }
+
+    /// Adds `|x[i]|`.
+    #[inline(always)]
+    pub(super) fn add_magnitudes(&mut self, x: &Chunk) {
+        let mut lanes = [0.0; LANES];
+        for x in x.as_chunks::<LANES>().0 {
+            for lane in 0..LANES {
+                lanes[lane] += x[lane].abs();
+            }
+        }
+        self.add(&lanes);
+    }
+
+    #[inline(always)]
+    fn add(&mut self, lanes: &[f64; LANES]) {
+        for (total, lane) in self.0.iter_mut().zip(lanes) {
+            *total += lane;
+        }
+    }
+
+    /// The sum of the block.
+    pub(super) fn fold(&self) -> f64 {
+        let mut lanes = self.0;
+        let mut width = LANES;
+        while width > 1 {
+            width /= 2;
+            for lane in 0..width {
+                lanes[lane] = lanes[2 * lane] + lanes[2 * lane + 1];
+            }
+        }
+        lanes[0]
+    }
+}
+
+/// The totals of all sums of a block.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Totals {
+    /// `a * a`, `b * b`
+    pub(super) squares: [Lanes; 2],
+    /// `a * b`
+    pub(super) products: Lanes,
+    /// `(a - b) * (a - b)`
+    pub(super) diff_squares: Lanes,
+    /// `(a - b) * (a + b)`
+    pub(super) square_diffs: Lanes,
+    /// `|a - b|` of the elements, the modulus for complex ones
+    pub(super) magnitudes: Lanes,
+}
+
+impl Totals {
+    /// Adds a chunk to all sums of products.
+    #[inline(always)]
+    pub(super) fn add_pairs(&mut self, [a, b]: &[Chunk; 2], diff: &Chunk, sum: &Chunk) {
+        self.squares[0].add_products(a, a);
+        self.squares[1].add_products(b, b);
+        self.products.add_products(a, b);
+        self.diff_squares.add_products(diff, diff);
+        self.square_diffs.add_products(diff, sum);
+    }
+
+    /// The sums of the block, where the powers of two say by what `a`, `b`, `a - b` and `a + b`
+    /// have been divided.
+    pub(super) fn sums(&self, [a, b, diff, sum]: [i32; 4]) -> Sums {
+        Sums {
+            squares: [
+                Sum::new(self.squares[0].fold(), 2 * a),
+                Sum::new(self.squares[1].fold(), 2 * b),
+            ],
+            products: Sum::new(self.products.fold(), a + b),
+            diff_squares: Sum::new(self.diff_squares.fold(), 2 * diff),
+            square_diffs: Sum::new(self.square_diffs.fold(), diff + sum),
+            magnitudes: Sum::new(self.magnitudes.fold(), diff),
+        }
+    }
+}
