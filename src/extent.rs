@@ -44,8 +44,8 @@ impl Extent {
         let mut sizes = Vec::with_capacity(self.offsets.len());
         for dim in 0..self.offsets.len() {
             let start = self.offsets[dim].max(other.offsets[dim]);
-            let end = (self.offsets[dim] + self.sizes[dim])
-                .min(other.offsets[dim] + other.sizes[dim]);
+            let end =
+                (self.offsets[dim] + self.sizes[dim]).min(other.offsets[dim] + other.sizes[dim]);
             if start >= end {
                 return None;
             }
