@@ -1,0 +1,334 @@
+//! The directory of the zip archive that `torch.save` writes since torch 1.6, as names and byte ranges.
+//!
+//! torch stores its records uncompressed so that they can be mapped; an archive that cannot be read by byte
+//! ranges is refused, not unpacked. The archive may lie anywhere in a file: all offsets count from the region's start.
+//! Nothing depends on torch's 64-byte alignment, which other writers (Python's `zipfile`) do not keep.
+
+use std::collections::HashMap;
+use std::io;
+
+use rawzip::{CompressionMethod, ReaderAt, ZipArchive, ZipFileHeaderRecord};
+use thiserror::Error;
+
+use crate::io::{FileSet, Region};
+use crate::limits::LIMITS;
+
+/// One record of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Path inside the archive.
+    pub name: String,
+    /// Its bytes.
+    pub region: Region,
+}
+
+/// The records of an archive, in the order of its directory.
+#[derive(Debug)]
+pub struct Archive {
+    entries: Vec<Entry>,
+    by_name: HashMap<String, usize>,
+}
+
+/// Why an archive cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ArchiveError {
+    /// The file cannot be read.
+    #[error("cannot read the zip directory")]
+    Io(#[from] io::Error),
+    /// There is no end record: almost always a file that was cut off.
+    #[error(
+        "no zip directory at the end: the file is cut off at byte {len}; copy or save it again"
+    )]
+    NoDirectory {
+        /// Bytes that are there.
+        len: u64,
+    },
+    /// The directory itself is damaged.
+    #[error("the zip directory is damaged ({what}); copy or save the file again")]
+    Damaged {
+        /// What the zip reader stumbled over.
+        what: String,
+    },
+    /// More entries than any checkpoint has.
+    #[error("{count} zip entries, more than {}", LIMITS.archive_entries)]
+    TooManyEntries {
+        /// What the directory announces.
+        count: u64,
+    },
+    /// The directory holds another number of entries than it announces.
+    #[error("the zip directory announces {announced} entries and holds {found}")]
+    EntryCount {
+        /// Entries according to the end record.
+        announced: u64,
+        /// Entries found.
+        found: u64,
+    },
+    /// Something stands before the first entry, as when several archives lie in one file.
+    #[error("the zip archive starts at byte {start}, not at the start of the file")]
+    Prefix {
+        /// Offset of the first local header.
+        start: u64,
+    },
+    /// An entry is encrypted.
+    #[error("zip entry {name:?} is encrypted; checkpoints are read as plain files only")]
+    Encrypted {
+        /// The entry.
+        name: String,
+    },
+    /// An entry is compressed.
+    #[error(
+        "zip entry {name:?} is compressed (method {method}) and cannot be read in place; \
+         load the file and save it again with torch.save, which stores entries as they are"
+    )]
+    Compressed {
+        /// The entry.
+        name: String,
+        /// Number of the method in the zip format.
+        method: u16,
+    },
+    /// Two entries have one name.
+    #[error("two zip entries are named {name:?}")]
+    Duplicate {
+        /// The name.
+        name: String,
+    },
+    /// The header before the data does not belong to the directory's entry.
+    #[error("zip entry {name:?}: no header of that name at byte {at}")]
+    LocalHeader {
+        /// The name in the directory.
+        name: String,
+        /// Where its header should be.
+        at: u64,
+    },
+    /// An entry's range is not its own.
+    #[error(
+        "zip entry {name:?} at byte {at} reaches beyond byte {end}, where something else begins"
+    )]
+    Overlap {
+        /// The entry.
+        name: String,
+        /// Where its header is.
+        at: u64,
+        /// Where the next entry or the directory begins.
+        end: u64,
+    },
+    /// A stored entry whose two sizes differ.
+    #[error("zip entry {name:?} is stored but has two sizes, {stored} and {original}")]
+    Sizes {
+        /// The entry.
+        name: String,
+        /// Bytes in the archive.
+        stored: u64,
+        /// Bytes of the original.
+        original: u64,
+    },
+}
+
+/// An entry of the directory whose local header is still to be read.
+struct Listed {
+    name: String,
+    raw_name: Vec<u8>,
+    header: u64,
+    len: u64,
+}
+
+impl Archive {
+    /// Reads the directory and every local header of the archive that fills `region`.
+    ///
+    /// # Errors
+    /// [`ArchiveError`] where the archive is damaged, or its entries are not plain byte ranges of their own.
+    pub fn open(files: &FileSet, region: Region) -> Result<Self, ArchiveError> {
+        let (listed, directory) = list(files, region)?;
+        let mut by_name = HashMap::with_capacity(listed.len());
+        for (index, entry) in listed.iter().enumerate() {
+            if by_name.insert(entry.name.clone(), index).is_some() {
+                return Err(ArchiveError::Duplicate { name: entry.name.clone() });
+            }
+        }
+        let entries = locate(files, region, listed, directory)?;
+        Ok(Self { entries, by_name })
+    }
+
+    /// All records.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The record of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Entry> {
+        self.by_name.get(name).and_then(|&index| self.entries.get(index))
+    }
+}
+
+/// Reads the directory: its entries, and where it begins.
+fn list(files: &FileSet, region: Region) -> Result<(Vec<Listed>, u64), ArchiveError> {
+    let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
+    let zip = rawzip::ZipLocator::new()
+        .locate_in_reader(Part { files, region }, &mut buffer, region.len)
+        .map_err(|(_, error)| damaged(error, region.len))?;
+    let announced = zip.entries_hint();
+    if usize::try_from(announced).map_or(true, |count| count > LIMITS.archive_entries) {
+        return Err(ArchiveError::TooManyEntries { count: announced });
+    }
+    let listed = list_entries(&zip, &mut buffer, region.len)?;
+    let found = listed.len() as u64;
+    if found != announced {
+        return Err(ArchiveError::EntryCount { announced, found });
+    }
+    Ok((listed, zip.directory_offset()))
+}
+
+fn list_entries(
+    zip: &ZipArchive<Part<'_>>,
+    buffer: &mut [u8],
+    len: u64,
+) -> Result<Vec<Listed>, ArchiveError> {
+    let mut listed = Vec::new();
+    let mut entries = zip.entries(buffer);
+    while let Some(record) = entries.next_entry().map_err(|error| damaged(error, len))? {
+        if listed.len() >= LIMITS.archive_entries {
+            return Err(ArchiveError::TooManyEntries { count: listed.len() as u64 + 1 });
+        }
+        listed.push(list_entry(&record)?);
+    }
+    Ok(listed)
+}
+
+fn list_entry(record: &ZipFileHeaderRecord<'_>) -> Result<Listed, ArchiveError> {
+    let raw_name = record.file_path().as_ref().to_vec();
+    let name = String::from_utf8_lossy(&raw_name).into_owned();
+    let flags = record.flags();
+    if flags.is_encrypted() || flags.has_strong_encryption() || flags.is_masked() {
+        return Err(ArchiveError::Encrypted { name });
+    }
+    let method = record.compression_method();
+    if method != CompressionMethod::STORE {
+        return Err(ArchiveError::Compressed { name, method: method.as_u16() });
+    }
+    let (stored, original) = (record.compressed_size_hint(), record.uncompressed_size_hint());
+    if stored != original {
+        return Err(ArchiveError::Sizes { name, stored, original });
+    }
+    Ok(Listed { name, raw_name, header: record.local_header_offset(), len: stored })
+}
+
+/// Fixed part of a local header, and the little of it that matters here (APPNOTE.TXT 6.3.10, section 4.3.7).
+const LOCAL_HEADER: usize = 30;
+const LOCAL_SIGNATURE: &[u8] = b"PK\x03\x04";
+const NAME_LEN_AT: usize = 26;
+const EXTRA_LEN_AT: usize = 28;
+
+/// Reads the local headers in the order of the file, since only they tell where the data begins, and checks
+/// that no two entries share a byte.
+fn locate(
+    files: &FileSet,
+    region: Region,
+    listed: Vec<Listed>,
+    directory: u64,
+) -> Result<Vec<Entry>, ArchiveError> {
+    let mut order: Vec<usize> = (0..listed.len()).collect();
+    order.sort_by_key(|&index| listed[index].header);
+    if let Some(&first) = order.first()
+        && listed[first].header != 0
+    {
+        return Err(ArchiveError::Prefix { start: listed[first].header });
+    }
+    let mut window = Window { files, region, start: 0, bytes: Vec::new() };
+    let mut regions = vec![region; listed.len()];
+    for (position, &index) in order.iter().enumerate() {
+        let entry = &listed[index];
+        let end = order.get(position + 1).map_or(directory, |&next| listed[next].header);
+        let overlap = || ArchiveError::Overlap { name: entry.name.clone(), at: entry.header, end };
+        let start = data_start(&mut window, entry)?.ok_or_else(|| ArchiveError::LocalHeader {
+            name: entry.name.clone(),
+            at: entry.header,
+        })?;
+        if start.checked_add(entry.len).is_none_or(|data_end| data_end > end) {
+            return Err(overlap());
+        }
+        regions[index] = region.part(start, entry.len).ok_or_else(overlap)?;
+    }
+    Ok(listed
+        .into_iter()
+        .zip(regions)
+        .map(|(entry, region)| Entry { name: entry.name, region })
+        .collect())
+}
+
+/// Where the data of an entry begins, if its local header is that entry's.
+fn data_start(window: &mut Window<'_>, entry: &Listed) -> Result<Option<u64>, io::Error> {
+    let Some(header) = window.get(entry.header, LOCAL_HEADER + entry.raw_name.len())? else {
+        return Ok(None);
+    };
+    let (fixed, name) = header.split_at(LOCAL_HEADER);
+    let number = |at: usize| u64::from(u16::from_le_bytes([fixed[at], fixed[at + 1]]));
+    let is_same = fixed.starts_with(LOCAL_SIGNATURE)
+        && number(NAME_LEN_AT) == entry.raw_name.len() as u64
+        && name == entry.raw_name;
+    let before_extra = entry.header.checked_add(header.len() as u64);
+    Ok(before_extra.filter(|_| is_same).and_then(|offset| offset.checked_add(number(EXTRA_LEN_AT))))
+}
+
+/// A read-ahead of one page, so that runs of small records cost one read and large ones little more than their header.
+struct Window<'a> {
+    files: &'a FileSet,
+    region: Region,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+const PAGE: usize = 4096;
+
+impl Window<'_> {
+    /// `len` bytes from `offset` of the region, if they are inside.
+    fn get(&mut self, offset: u64, len: usize) -> io::Result<Option<&[u8]>> {
+        let Some(rest) = self.region.len.checked_sub(offset) else { return Ok(None) };
+        let rest = usize::try_from(rest).unwrap_or(usize::MAX);
+        if len > rest {
+            return Ok(None);
+        }
+        let mut skip = offset.checked_sub(self.start).and_then(|skip| usize::try_from(skip).ok());
+        let is_inside =
+            |skip: usize| skip.checked_add(len).is_some_and(|end| end <= self.bytes.len());
+        if !skip.is_some_and(is_inside) {
+            self.bytes.resize(len.max(PAGE).min(rest), 0);
+            self.files.read_exact_at(
+                self.region.file,
+                &mut self.bytes,
+                self.region.offset + offset,
+            )?;
+            self.start = offset;
+            skip = Some(0);
+        }
+        Ok(skip.and_then(|skip| self.bytes.get(skip..skip + len)))
+    }
+}
+
+/// The region as the zip reader wants it: reads that end where the region ends.
+struct Part<'a> {
+    files: &'a FileSet,
+    region: Region,
+}
+
+impl ReaderAt for Part<'_> {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let rest = self.region.len.saturating_sub(offset);
+        let len = usize::try_from(rest).unwrap_or(usize::MAX).min(buffer.len());
+        if len > 0 {
+            let at = self.region.offset + offset;
+            self.files.read_exact_at(self.region.file, &mut buffer[..len], at)?;
+        }
+        Ok(len)
+    }
+}
+
+fn damaged(error: rawzip::Error, len: u64) -> ArchiveError {
+    match error.into_kind() {
+        rawzip::ErrorKind::IO(error) => ArchiveError::Io(error),
+        rawzip::ErrorKind::MissingEndOfCentralDirectory => ArchiveError::NoDirectory { len },
+        other => ArchiveError::Damaged { what: other.to_string().to_lowercase() },
+    }
+}
