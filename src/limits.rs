@@ -14,6 +14,8 @@ pub struct Limits {
     pub archive_entries: usize,
     /// Levels of nesting that are followed when values are read back.
     pub depth: usize,
+    /// Entries of one state dict, nested ones counted.
+    pub entries: usize,
     /// Pieces of one logical tensor.
     pub pieces: usize,
     /// Dimensions of one tensor; torch itself stops at 64.
@@ -30,6 +32,7 @@ pub const LIMITS: Limits = Limits {
     pickle_values: 32 << 20,
     archive_entries: 4 << 20,
     depth: 64,
+    entries: 4 << 20,
     pieces: 1 << 20,
     rank: 64,
     dim: 1 << 48,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use globset::GlobSet;
+
 use crate::catalog::{Catalog, Entry};
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
@@ -32,26 +34,28 @@ pub struct Pair {
 
 /// What the user asks for.
 #[derive(Debug, Default)]
-pub struct Selection<'f> {
-    /// Which names take part; all where there is none.
-    pub takes: Option<&'f dyn Fn(&str) -> bool>,
+pub struct Selection {
+    /// Names that take part; all where there is none.
+    pub include: GlobSet,
+    /// Names that do not, whatever `include` says.
+    pub exclude: GlobSet,
     /// The true size of the vocabulary: both sides are cut to it.
     pub vocab_size: Option<u64>,
 }
 
-impl std::fmt::Debug for dyn Fn(&str) -> bool + '_ {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("filter")
+impl Selection {
+    fn takes(&self, name: &str) -> bool {
+        (self.include.is_empty() || self.include.is_match(name)) && !self.exclude.is_match(name)
     }
 }
 
 /// Pairs the tensors of two catalogs by name.
 #[must_use]
-pub fn pair(a: &Catalog, b: &Catalog, selection: &Selection<'_>) -> Pairing {
+pub fn pair(a: &Catalog, b: &Catalog, selection: &Selection) -> Pairing {
     let mut pairing = Pairing::default();
     let names: BTreeSet<&Name> = a.tensors.keys().chain(b.tensors.keys()).collect();
     for name in names {
-        if selection.takes.is_some_and(|takes| !takes(name.as_str())) {
+        if !selection.takes(name.as_str()) {
             continue;
         }
         let found = [find(a, name), find(b, name)];

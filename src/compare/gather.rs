@@ -72,7 +72,11 @@ impl Dim {
             .zip(&piece.strides)
             .zip(strides)
             .filter(|((size, _), _)| **size > 1)
-            .map(|((&size, &from), &to)| Self { size: index(size), from: index(from), to: index(to) })
+            .map(|((&size, &from), &to)| Self {
+                size: index(size),
+                from: index(from),
+                to: index(to),
+            })
             .collect();
         dims.sort_by(|one, other| other.from.cmp(&one.from).then(other.to.cmp(&one.to)));
         dims

@@ -5,7 +5,7 @@
 
 use super::lanes::Chunk;
 use super::size;
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, Kind};
 
 /// Real numbers in one element: 2 for a complex dtype (real, imaginary), otherwise 1.
 pub(super) fn reals_per_element(dtype: Dtype) -> usize {
@@ -42,6 +42,27 @@ fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f64]) {
         Dtype::UInt16 => each(bytes, out, |x| f64::from(u16::from_le_bytes(x))),
         Dtype::UInt8 => each(bytes, out, |[x]| f64::from(x)),
         Dtype::Bool => each(bytes, out, |[x]| f64::from(u8::from(x != 0))),
+    }
+}
+
+/// The first element as text that reads back to the same value: integers whole, complex ones as `re+imi`.
+pub(super) fn element_text(dtype: Dtype, bytes: &[u8]) -> String {
+    if let (Dtype::Int64 | Dtype::UInt64, Some(word)) = (dtype, bytes.first_chunk()) {
+        return match dtype {
+            Dtype::Int64 => i64::from_le_bytes(*word).to_string(),
+            _ => u64::from_le_bytes(*word).to_string(),
+        };
+    }
+    let mut parts = [0.0; 2];
+    decode(dtype, bytes, &mut parts[..reals_per_element(dtype)]);
+    match dtype {
+        Dtype::Bool => (parts[0] != 0.0).to_string(),
+        Dtype::Complex128 | Dtype::Complex64 => format!("{:?}{:+?}i", parts[0], parts[1]),
+        Dtype::Float32 => {
+            format!("{:?}", f32::from_le_bytes(bytes.first_chunk().copied().unwrap_or_default()))
+        }
+        _ if dtype.kind() == Kind::Float => format!("{:?}", parts[0]),
+        _ => format!("{}", parts[0]),
     }
 }
 

@@ -39,6 +39,12 @@ pub struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
+    /// The first element as text that reads back to the same value. There must be one.
+    #[must_use]
+    pub fn element_text(self) -> String {
+        decode::element_text(self.dtype, self.bytes)
+    }
+
     fn count(self) -> u64 {
         (self.bytes.len() / size(self.dtype)) as u64
     }

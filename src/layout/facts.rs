@@ -84,6 +84,18 @@ impl Facts {
         Some(sizes)
     }
 
+    /// Forgets what only holds for all stages together, where one shard is looked at on its own.
+    pub fn forget_other_stages(&mut self) {
+        const OF_ALL_STAGES: [&str; 5] = [
+            "num_layers",
+            "decoder_num_layers",
+            "encoder_num_layers",
+            "noop_layers",
+            "schedules_method",
+        ];
+        self.0.retain(|name, _| !OF_ALL_STAGES.contains(&name.as_str()));
+    }
+
     /// Whether there are any.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -106,6 +106,17 @@ impl Naming {
         RankCoord { tp: name.tp, pp, vp: 0, ep }
     }
 
+    /// The form of the names with a number for every axis of this size, where a rank is missing that would have shown it.
+    #[must_use]
+    pub fn with_axes(self, world: &World) -> Self {
+        match (world.pp > 1, world.ep > 1) {
+            (true, true) => Self::TpPpEp,
+            (true, false) => Self::TpPp,
+            (false, true) => Self::TpEp,
+            (false, false) => self,
+        }
+    }
+
     /// The folder of a rank.
     #[must_use]
     pub fn folder(self, rank: RankCoord) -> String {

@@ -215,7 +215,7 @@ fn is_expert(name: &str) -> bool {
 }
 
 /// Tied copies are merged beside the parameters, under a name that no parameter has.
-const TIED_PREFIX: &str = "(tied) ";
+const TIED_PREFIX: &str = "(tied).";
 
 fn is_tied_copy(name: &Name) -> bool {
     name.as_str().starts_with(TIED_PREFIX)

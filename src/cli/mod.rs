@@ -1,0 +1,111 @@
+//! The command line: typed flags, no I/O. One file a subcommand.
+
+mod compare;
+mod inspect;
+
+use std::io::IsTerminal;
+use std::str::FromStr;
+
+use clap::{Args, ColorChoice, Parser, Subcommand};
+
+use crate::formats::OpenOptions;
+use crate::layout::rules::UserRule;
+use crate::layout::{Fact, parse_fact};
+use crate::report::Style;
+
+pub use compare::CompareArgs;
+pub use inspect::InspectArgs;
+
+/// Compare two training checkpoints of large models, tensor by tensor, whatever their parallel layout.
+///
+/// Nothing from a checkpoint is ever executed: pickles are read as data.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// Use colours: where standard output is a terminal, always, or never (NO_COLOR is honoured)
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub color: ColorChoice,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  every expected tensor was compared and is equal
+  1  differences
+  2  trouble: bad usage, unreadable or incomplete input, nothing to compare";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Compare two checkpoints
+    Compare(CompareArgs),
+    /// Show what is in a checkpoint, without reading its values
+    Inspect(InspectArgs),
+}
+
+impl Cli {
+    /// Whether the text on standard output may be coloured.
+    #[must_use]
+    pub fn style(&self) -> Style {
+        let has_color = match self.color {
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            ColorChoice::Auto => {
+                let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+                std::io::stdout().is_terminal() && !no_color
+            }
+        };
+        Style { has_color }
+    }
+}
+
+/// How checkpoints are to be read.
+#[derive(Debug, Args)]
+pub struct InputArgs {
+    /// Read the checkpoint as this format instead of detecting it
+    #[arg(long, value_name = "FORMAT", help_heading = "Input")]
+    format: Option<String>,
+    /// Supply or override what the checkpoint's args say, e.g. num_experts=8; a: or b: in front means that side only
+    #[arg(long = "set", value_name = "[SIDE:]NAME=VALUE", help_heading = "Input")]
+    facts: Vec<SidedFact>,
+    /// Add a sharding rule for names that end so: replicated, column, row, gated or vocab
+    #[arg(long = "rule", value_name = "NAME=HOW", help_heading = "Input")]
+    rules: Vec<UserRule>,
+}
+
+impl InputArgs {
+    /// The options for side 0 (`a`) or 1 (`b`).
+    #[must_use]
+    pub fn options(&self, side: usize) -> OpenOptions {
+        let facts = self.facts.iter().filter(|fact| fact.side.is_none_or(|only| only == side));
+        OpenOptions {
+            format: self.format.clone(),
+            facts: facts.map(|fact| (fact.name.clone(), fact.value.clone())).collect(),
+            rules: self.rules.clone(),
+        }
+    }
+}
+
+/// A fact for one side or for both.
+#[derive(Debug, Clone)]
+struct SidedFact {
+    side: Option<usize>,
+    name: String,
+    value: Fact,
+}
+
+impl FromStr for SidedFact {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (side, text) = match (text.strip_prefix("a:"), text.strip_prefix("b:")) {
+            (Some(rest), _) => (Some(0), rest),
+            (_, Some(rest)) => (Some(1), rest),
+            (None, None) => (None, text),
+        };
+        let (name, value) = parse_fact(text).ok_or("not of the form NAME=VALUE")?;
+        Ok(Self { side, name, value })
+    }
+}

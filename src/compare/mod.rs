@@ -1,0 +1,358 @@
+//! Pairs -> statistics: one streaming pass over fixed logical blocks.
+//!
+//! A unit of work is a few consecutive blocks of one pair. Both sides are gathered into dense buffers that
+//! each thread keeps, every further copy is laid over the first one and compared with it bit by bit, and the
+//! kernel sees block after block. The blocks' statistics are folded in block order, so the result has the
+//! same bits for any number of threads and any layout of either side. Memory: threads x a few blocks.
+
+mod gather;
+pub mod metrics;
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+
+use crate::dtype::Dtype;
+use crate::io::FileSet;
+use crate::kernel::{BLOCK, Side, Stats, compare_block};
+use crate::names::Name;
+use crate::pairing::Pair;
+use crate::tensor::{LogicalTensor, Piece, Source};
+
+use gather::{Element, gather};
+
+/// Blocks of a unit of work: reads of a mebibyte and more for the usual dtypes.
+const UNIT_BLOCKS: u64 = 8;
+
+/// Units whose results are held at a time.
+const WAVE: usize = 2048;
+
+/// What is known of one pair.
+#[derive(Debug)]
+pub struct TensorComparison {
+    /// The canonical name.
+    pub name: Name,
+    /// Element type of each side.
+    pub dtypes: [Dtype; 2],
+    /// Shape of each side.
+    pub shapes: [Vec<u64>; 2],
+    /// What came of it.
+    pub outcome: Outcome,
+    /// The element with the largest difference, or else the first one that differs.
+    pub example: Option<Example>,
+    /// Copies that are not bit by bit the first one.
+    pub replicas: Vec<ReplicaDifference>,
+    /// Vocabulary rows beyond those compared, on each side.
+    pub rows_left_out: [u64; 2],
+    /// The side on which it shares another tensor's values.
+    pub tied_side: Option<usize>,
+}
+
+/// What came of comparing one pair.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Both sides were read.
+    Compared(Stats),
+    /// There is nothing to subtract.
+    ShapeDiffers,
+    /// One side cannot be read.
+    Unreadable(ReadError),
+}
+
+/// A file that cannot be read.
+#[derive(Debug)]
+pub struct ReadError {
+    /// 0 for `a`, 1 for `b`.
+    pub side: usize,
+    /// The file.
+    pub file: PathBuf,
+    /// What the system said.
+    pub message: String,
+}
+
+/// One element of both sides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Example {
+    /// Its index.
+    pub index: Vec<u64>,
+    /// Its values as text, in full.
+    pub values: [String; 2],
+}
+
+/// A copy that differs from the first one.
+#[derive(Debug)]
+pub struct ReplicaDifference {
+    /// 0 for `a`, 1 for `b`.
+    pub side: usize,
+    /// Folder or file of the first copy.
+    pub first: String,
+    /// Folder or file of this copy.
+    pub copy: String,
+    /// The name under which this copy is stored.
+    pub stored_name: String,
+    /// The statistics of the blocks in which they differ, first copy against this one.
+    pub stats: Stats,
+}
+
+/// A pair as it is compared: what each side reads from.
+struct Job<'a> {
+    pair: &'a Pair,
+    elements: [Element; 2],
+}
+
+#[derive(Clone, Copy)]
+struct Unit {
+    job: usize,
+    first_block: u64,
+}
+
+#[derive(Default)]
+struct UnitResult {
+    blocks: Vec<Stats>,
+    /// By side and number of the replica.
+    replicas: Vec<(usize, usize, Stats)>,
+    error: Option<ReadError>,
+}
+
+/// Buffers that a thread keeps from unit to unit.
+#[derive(Default)]
+struct Buffers {
+    sides: [Vec<u8>; 2],
+    copy: Vec<u8>,
+    scratch: Vec<u8>,
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Buffers> = RefCell::default();
+}
+
+/// Compares all pairs; `done` counts the bytes as they are compared.
+#[must_use]
+pub fn compare(pairs: &[Pair], files: [&FileSet; 2], done: &AtomicU64) -> Vec<TensorComparison> {
+    let jobs: Vec<Job<'_>> = pairs.iter().map(Job::new).collect();
+    let mut results: Vec<Folded> = jobs.iter().map(|_| Folded::default()).collect();
+    let mut units = jobs.iter().enumerate().flat_map(|(index, job)| job.units(index));
+    loop {
+        let wave: Vec<Unit> = units.by_ref().take(WAVE).collect();
+        if wave.is_empty() {
+            break;
+        }
+        let run = |unit: &Unit| jobs[unit.job].run(*unit, files, done);
+        let found: Vec<UnitResult> = wave.par_iter().with_max_len(1).map(run).collect();
+        for (unit, found) in wave.iter().zip(found) {
+            results[unit.job].fold(found);
+        }
+    }
+    jobs.iter().zip(results).map(|(job, folded)| job.comparison(folded, files)).collect()
+}
+
+/// Bytes that [`compare`] will count.
+#[must_use]
+pub fn bytes_to_compare(pairs: &[Pair]) -> u64 {
+    let comparable = pairs.iter().filter(|pair| pair.is_comparable());
+    comparable.map(|pair| pair.sides.iter().map(bytes).sum::<u64>()).sum()
+}
+
+fn bytes(tensor: &LogicalTensor) -> u64 {
+    tensor.numel().saturating_mul(tensor.dtype().size())
+}
+
+impl Pair {
+    fn is_comparable(&self) -> bool {
+        self.sides[0].shape() == self.sides[1].shape()
+    }
+}
+
+#[derive(Default)]
+struct Folded {
+    stats: Stats,
+    replicas: Vec<(usize, usize, Stats)>,
+    error: Option<ReadError>,
+}
+
+impl Folded {
+    /// Units come in block order.
+    fn fold(&mut self, unit: UnitResult) {
+        unit.blocks.iter().for_each(|block| self.stats.merge(block));
+        for (side, number, stats) in unit.replicas {
+            let known = self.replicas.iter_mut().find(|known| (known.0, known.1) == (side, number));
+            match known {
+                Some((_, _, sum)) => sum.merge(&stats),
+                None => self.replicas.push((side, number, stats)),
+            }
+        }
+        if self.error.is_none() {
+            self.error = unit.error;
+        }
+    }
+}
+
+impl<'a> Job<'a> {
+    fn new(pair: &'a Pair) -> Self {
+        Self { pair, elements: pair.sides.each_ref().map(|side| Element::of(side.dtype())) }
+    }
+
+    fn units(&self, job: usize) -> impl Iterator<Item = Unit> + use<> {
+        let numel = if self.pair.is_comparable() { self.pair.sides[0].numel() } else { 0 };
+        let blocks = numel.div_ceil(BLOCK as u64);
+        let step = usize::try_from(UNIT_BLOCKS).unwrap_or(1);
+        (0..blocks).step_by(step).map(move |first_block| Unit { job, first_block })
+    }
+
+    fn run(&self, unit: Unit, files: [&FileSet; 2], done: &AtomicU64) -> UnitResult {
+        BUFFERS.with_borrow_mut(|buffers| {
+            let mut result = UnitResult::default();
+            let start = unit.first_block * BLOCK as u64;
+            let count = (self.pair.sides[0].numel() - start).min(UNIT_BLOCKS * BLOCK as u64);
+            for side in 0..2 {
+                if let Err(error) = self.read_side(side, start, count, files, buffers, &mut result)
+                {
+                    result.error = Some(error);
+                    return result;
+                }
+            }
+            let [a, b] = &buffers.sides;
+            let blocks = block_bytes(a, self.elements[0].size)
+                .zip(block_bytes(b, self.elements[1].size))
+                .zip((start..).step_by(BLOCK));
+            for ((a, b), first) in blocks {
+                result.blocks.push(compare_block(self.side(0, a), self.side(1, b), first));
+            }
+            done.fetch_add((a.len() + b.len()) as u64, Ordering::Relaxed);
+            result
+        })
+    }
+
+    fn side<'b>(&self, side: usize, bytes: &'b [u8]) -> Side<'b> {
+        Side { dtype: self.pair.sides[side].dtype(), bytes }
+    }
+
+    /// Fills one side's buffer and holds every further copy against it.
+    fn read_side(
+        &self,
+        side: usize,
+        start: u64,
+        count: u64,
+        files: [&FileSet; 2],
+        buffers: &mut Buffers,
+        result: &mut UnitResult,
+    ) -> Result<(), ReadError> {
+        let tensor = &self.pair.sides[side];
+        let element = self.elements[side];
+        let len = usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(element.size);
+        let Buffers { sides, copy, scratch } = buffers;
+        let first = &mut sides[side];
+        first.resize(len, 0);
+        let mut fill = |pieces: &[Piece], out: &mut [u8]| {
+            gather(files[side], tensor.shape(), pieces, element, start, out, scratch).map_err(
+                |(file, error)| ReadError {
+                    side,
+                    file: files[side].path(file).to_path_buf(),
+                    message: error.to_string(),
+                },
+            )
+        };
+        fill(tensor.pieces(), first)?;
+        for (number, replica) in tensor.replicas().iter().enumerate() {
+            copy.clear();
+            copy.extend_from_slice(first);
+            fill(&replica.pieces, copy)?;
+            if copy == first {
+                continue;
+            }
+            let blocks = block_bytes(first, element.size).zip(block_bytes(copy, element.size));
+            for ((first, copy), at) in blocks.zip((start..).step_by(BLOCK)) {
+                if first != copy {
+                    let stats = compare_block(self.side(side, first), self.side(side, copy), at);
+                    result.replicas.push((side, number, stats));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn comparison(&self, folded: Folded, files: [&FileSet; 2]) -> TensorComparison {
+        let pair = self.pair;
+        let shapes = pair.sides.each_ref().map(|side| side.shape().to_vec());
+        let stats = &folded.stats;
+        let outcome = match folded.error {
+            Some(error) => Outcome::Unreadable(error),
+            None if !pair.is_comparable() => Outcome::ShapeDiffers,
+            None => Outcome::Compared(*stats),
+        };
+        let example = match outcome {
+            Outcome::Compared(_) => {
+                let at = stats.max_abs_index().or(stats.first_differing());
+                at.and_then(|at| self.example(at, files))
+            }
+            _ => None,
+        };
+        let replicas = folded.replicas.into_iter().map(|(side, number, stats)| {
+            let replica = &pair.sides[side].replicas()[number];
+            ReplicaDifference {
+                side,
+                first: shard_label(pair.sides[side].source(), files[side]),
+                copy: shard_label(&replica.source, files[side]),
+                stored_name: replica.source.name.to_string(),
+                stats,
+            }
+        });
+        TensorComparison {
+            name: pair.name.clone(),
+            dtypes: pair.sides.each_ref().map(LogicalTensor::dtype),
+            shapes,
+            example,
+            replicas: replicas.collect(),
+            outcome,
+            rows_left_out: pair.rows_left_out,
+            tied_side: pair.tied_side,
+        }
+    }
+
+    /// Reads one element of both sides; `None` where the files are gone by now.
+    fn example(&self, at: u64, files: [&FileSet; 2]) -> Option<Example> {
+        let shape = self.pair.sides[0].shape();
+        let mut rest = at;
+        let mut index: Vec<u64> = shape
+            .iter()
+            .rev()
+            .map(|&size| {
+                let position = rest % size.max(1);
+                rest /= size.max(1);
+                position
+            })
+            .collect();
+        index.reverse();
+        let read = |side: usize| {
+            let tensor = &self.pair.sides[side];
+            let element = self.elements[side];
+            let mut bytes = vec![0; element.size];
+            let mut scratch = Vec::new();
+            let pieces = tensor.pieces();
+            gather(files[side], shape, pieces, element, at, &mut bytes, &mut scratch).ok()?;
+            Some(self.side(side, &bytes).element_text())
+        };
+        Some(Example { index, values: [read(0)?, read(1)?] })
+    }
+}
+
+impl Element {
+    fn of(dtype: Dtype) -> Self {
+        let bytes = |size: u64| usize::try_from(size).unwrap_or(1);
+        Self { size: bytes(dtype.size()), swap_unit: bytes(dtype.swap_unit()) }
+    }
+}
+
+fn block_bytes(side: &[u8], element: usize) -> std::slice::Chunks<'_, u8> {
+    side.chunks(BLOCK * element)
+}
+
+/// What a user calls a shard: the rank's folder, or the file where it is in none.
+fn shard_label(source: &Source, files: &FileSet) -> String {
+    let path = files.path(source.file);
+    let folder = path.parent().and_then(|folder| folder.file_name());
+    let folder = folder.filter(|name| name.to_string_lossy().starts_with("mp_rank_"));
+    folder.or(path.file_name()).unwrap_or_default().to_string_lossy().into_owned()
+}

@@ -1,0 +1,497 @@
+//! Megatron-LM and MindSpeed `torch` checkpoints: a folder a rank, `model_optim_rng.pt` in each.
+//!
+//! Facts from Megatron-LM v1.0 to core_v0.19 (`megatron/training/checkpointing.py`: `get_checkpoint_name`,
+//! `generate_state_dict`, `save_checkpoint`) and MindSpeed (`core/multi_modal/dist_train`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::catalog::{Catalog, Entry, Origin, Problem};
+use crate::io::{FileId, FileSet};
+use crate::layout::rules::Rules;
+use crate::layout::{
+    Fact, Facts, LayoutError, Naming, RankCoord, RankName, Shard, World, assemble,
+};
+use crate::limits::LIMITS;
+use crate::names::Name;
+use crate::tensor::StoredTensor;
+use crate::torch::{TorchFile, Value, ValueId};
+
+use super::torch_file::key_text;
+use super::{Format, Located, MissingShard, OpenError, OpenOptions};
+
+/// `megatron-torch`: `--ckpt-format torch`, and all there was before it had a name.
+pub(super) const FORMAT: Format = Format { name: "megatron-torch", detect, read };
+
+/// The model file of a rank, by era: `model_rng.pt` where the optimizer had folders of its own (2022-03 to 2023-05).
+const MODEL_FILES: [&str; 2] = ["model_optim_rng.pt", "model_rng.pt"];
+
+fn detect(path: &Path) -> bool {
+    if model_file(path).is_some() {
+        return true;
+    }
+    let names = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.any(|name| RankName::parse(&name).is_some() || is_dist_train(&name))
+}
+
+fn model_file(folder: &Path) -> Option<PathBuf> {
+    MODEL_FILES.iter().map(|name| folder.join(name)).find(|path| path.is_file())
+}
+
+/// MindSpeed's multimodal training puts several models side by side: `mp_{model}_rank_TT`.
+fn is_dist_train(folder: &str) -> bool {
+    let model = folder.strip_prefix("mp_").and_then(|rest| rest.split_once("_rank_"));
+    model.is_some_and(|(model, _)| !model.is_empty())
+}
+
+/// Whether a file's top level is that of a Megatron rank.
+pub(super) fn is_megatron(torch: &TorchFile) -> bool {
+    let has = |key| torch.values().dict_get(torch.root(), key).is_some();
+    (has("model") || has("model0"))
+        && ["args", "checkpoint_version", "iteration"].into_iter().any(has)
+}
+
+fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    if let Some(path) = model_file(&located.path) {
+        let mut files = FileSet::default();
+        let file = add(&mut files, &path)?;
+        let torch = open(&files, file)?;
+        return read_single(located, files, file, &torch, options);
+    }
+    let mut files = FileSet::default();
+    let folders = rank_folders(&located.path, &mut files)?;
+    let opened: Vec<RankFile> = folders
+        .par_iter()
+        .map(|folder| Ok(RankFile::read(&files, folder.file, &open(&files, folder.file)?)))
+        .collect::<Result<_, OpenError>>()?;
+    let args = opened.iter().find_map(|rank| rank.args.clone()).unwrap_or_default();
+    let facts = Facts::new(args, &options.facts);
+
+    let naming = naming(located, &folders, &opened, &facts)?;
+    let coords: Vec<RankCoord> = folders.iter().map(|folder| naming.coord(&folder.name)).collect();
+    let in_layout = |source| OpenError::Layout { path: located.path.clone(), source };
+    let world = World::new(&coords, &facts).map_err(in_layout)?;
+    let present: BTreeSet<RankCoord> = coords.iter().copied().collect();
+    check_present(located, &world, naming, &present, &facts)?;
+
+    let mut ranks = Ranks { located, files, world, facts, notes: Vec::new() };
+    ranks.note_sizes();
+    Ok(ranks.into_catalog(coords.into_iter().zip(opened).collect(), options))
+}
+
+/// One rank's file on its own, looked at as if it were the whole.
+pub(super) fn read_single(
+    located: &Located,
+    files: FileSet,
+    file: FileId,
+    torch: &TorchFile,
+    options: &OpenOptions,
+) -> Result<Catalog, OpenError> {
+    let rank = RankFile::read(&files, file, torch);
+    let mut facts = Facts::new(rank.args.clone().unwrap_or_default(), &options.facts);
+    let whole = World::new(&[RankCoord::default()], &facts);
+    let world = World::single(&facts)
+        .map_err(|source| OpenError::Layout { path: located.path.clone(), source })?;
+    facts.forget_other_stages();
+    let mut notes = Vec::new();
+    if let Ok(whole) = whole {
+        if whole.tp * whole.pp * whole.ep > 1 {
+            let sizes = sizes_text(&whole);
+            notes.push(format!("one shard of {sizes}, compared as the shard that it is"));
+        }
+    }
+    let ranks = Ranks { located, files, world, facts, notes };
+    Ok(ranks.into_catalog(vec![(RankCoord::default(), rank)], options))
+}
+
+/// A rank's folder and the model file in it.
+struct RankFolder {
+    name: RankName,
+    text: String,
+    file: FileId,
+}
+
+fn add(files: &mut FileSet, path: &Path) -> Result<FileId, OpenError> {
+    files.add(path).map_err(|source| OpenError::Io { path: path.to_path_buf(), source })
+}
+
+fn open(files: &FileSet, file: FileId) -> Result<TorchFile, OpenError> {
+    TorchFile::open(files, files.whole(file))
+        .map_err(|source| OpenError::Torch { path: files.path(file).to_path_buf(), source })
+}
+
+/// The folders that hold a model file, in the order of their ranks. One without is an optimizer's and no shard.
+fn rank_folders(path: &Path, files: &mut FileSet) -> Result<Vec<RankFolder>, OpenError> {
+    let io_error = |source| OpenError::Io { path: path.to_path_buf(), source };
+    let mut found: BTreeMap<RankName, String> = BTreeMap::new();
+    for entry in std::fs::read_dir(path).map_err(io_error)? {
+        let text = entry.map_err(io_error)?.file_name().to_string_lossy().into_owned();
+        if is_dist_train(&text) {
+            let what = format!(
+                "{text} is one of several models of a multimodal run (MindSpeed dist_train), \
+                 whose ranks have numbers of their own; compare the rank folders one by one"
+            );
+            return Err(OpenError::Content { path: path.to_path_buf(), what });
+        }
+        let Some(name) = RankName::parse(&text) else { continue };
+        if model_file(&path.join(&text)).is_none() {
+            continue;
+        }
+        if let Some(other) = found.insert(name, text.clone()) {
+            let what = format!("{text} and {other} are the same rank");
+            return Err(OpenError::Content { path: path.to_path_buf(), what });
+        }
+    }
+    if found.is_empty() {
+        return Err(OpenError::Unrecognized {
+            path: path.to_path_buf(),
+            looked_for: "model_optim_rng.pt in the mp_rank_* folders",
+        });
+    }
+    let folder = |(name, text): (RankName, String)| {
+        let path = model_file(&path.join(&text)).unwrap_or_default();
+        Ok(RankFolder { name, file: add(files, &path)?, text })
+    };
+    found.into_iter().map(folder).collect()
+}
+
+/// What the numbers of the folders mean; where neither their form nor `args` tells, what is in them does:
+/// expert parallel ranks hold the same dense layers, pipeline stages do not.
+fn naming(
+    located: &Located,
+    folders: &[RankFolder],
+    opened: &[RankFile],
+    facts: &Facts,
+) -> Result<Naming, OpenError> {
+    let names: Vec<RankName> = folders.iter().map(|folder| folder.name.clone()).collect();
+    let told = Naming::of(&names, facts)
+        .map_err(|source| OpenError::Layout { path: located.path.clone(), source })?;
+    if let Some(naming) = told {
+        return Ok(naming);
+    }
+    let dense: BTreeSet<BTreeSet<&str>> = opened.iter().map(RankFile::dense_names).collect();
+    Ok(if dense.len() == 1 && folders.len() > 1 { Naming::TpEp } else { Naming::TpPp })
+}
+
+fn check_present(
+    located: &Located,
+    world: &World,
+    naming: Naming,
+    present: &BTreeSet<RankCoord>,
+    facts: &Facts,
+) -> Result<(), OpenError> {
+    let missing = world.missing(present);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let says = if facts.is_empty() { "the other folders make it" } else { "the checkpoint says" };
+    let lost = if world.etp < world.tp {
+        "; Megatron-Core 0.10 to 0.18.0 never writes some of them in this layout"
+    } else {
+        ""
+    };
+    let shards = missing.into_iter().map(|(rank, part)| {
+        let naming = naming.with_axes(world);
+        let path = located.path.join(naming.folder(rank)).join(MODEL_FILES[0]);
+        MissingShard {
+            path,
+            rank,
+            why: format!("{says} {} ({part} need it{lost})", sizes_text(world)),
+        }
+    });
+    Err(OpenError::MissingShards { shards: shards.collect() })
+}
+
+/// `tp=2 pp=2 ep=4 etp=1`.
+fn sizes_text(world: &World) -> String {
+    let mut text = format!("tp={}", world.tp);
+    let axes = [("pp", world.pp, 1), ("ep", world.ep, 1), ("etp", world.etp, world.tp)];
+    for (axis, size, usual) in axes {
+        if size != usual {
+            text.push_str(&format!(" {axis}={size}"));
+        }
+    }
+    text
+}
+
+/// What one rank's file holds.
+struct RankFile {
+    args: Option<BTreeMap<String, Fact>>,
+    iteration: Option<u64>,
+    /// By virtual pipeline stage.
+    chunks: BTreeMap<u64, Vec<(Arc<str>, StoredTensor)>>,
+    left_out: usize,
+    problems: Vec<Problem>,
+}
+
+impl RankFile {
+    fn read(files: &FileSet, file: FileId, torch: &TorchFile) -> Self {
+        let values = torch.values();
+        let top = |key: &str| values.dict_get(torch.root(), key);
+        let mut rank = Self {
+            args: top("args").and_then(|args| facts_of(torch, args)),
+            iteration: top("iteration").and_then(|id| values.as_u64(id)),
+            chunks: BTreeMap::new(),
+            left_out: 0,
+            problems: Vec::new(),
+        };
+        if let (Some(args), Some(version)) = (&mut rank.args, top("checkpoint_version")) {
+            args.insert("checkpoint_version".to_owned(), fact_of(torch, version, 0));
+        }
+        let path = files.path(file);
+        let Some(entries) = values.mapping(torch.root()) else {
+            rank.problems.push(Problem {
+                file: Some(path.to_path_buf()),
+                tensor: None,
+                message: "the file holds no dict with a model in it".to_owned(),
+            });
+            return rank;
+        };
+        for (key, model) in entries {
+            let Some(chunk) = values.as_str(key).and_then(chunk_number) else { continue };
+            let mut walk = Walk { torch, path, rank: &mut rank, tensors: Vec::new(), steps: 0 };
+            walk.collect("", model, 0);
+            let tensors = walk.tensors;
+            rank.chunks.insert(chunk, tensors);
+        }
+        if rank.chunks.is_empty() {
+            rank.problems.push(Problem {
+                file: Some(path.to_path_buf()),
+                tensor: None,
+                message: "no `model` in this file".to_owned(),
+            });
+        }
+        rank
+    }
+
+    fn dense_names(&self) -> BTreeSet<&str> {
+        let names = self.chunks.values().flatten().map(|(name, _)| &**name);
+        names.filter(|name| !name.contains("experts.")).collect()
+    }
+}
+
+/// `model` is the only chunk, `model0`, `model1`, ... are virtual pipeline stages. `ema_model` and the like are no model.
+fn chunk_number(key: &str) -> Option<u64> {
+    let digits = key.strip_prefix("model")?;
+    if digits.is_empty() {
+        return Some(0);
+    }
+    let is_number = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().ok()).flatten()
+}
+
+/// Collects the tensors of a nest of dicts under dotted names.
+struct Walk<'a> {
+    torch: &'a TorchFile,
+    path: &'a Path,
+    rank: &'a mut RankFile,
+    tensors: Vec<(Arc<str>, StoredTensor)>,
+    steps: usize,
+}
+
+impl Walk<'_> {
+    fn collect(&mut self, name: &str, id: ValueId, depth: usize) {
+        // Values may be shared, so a small file can describe a tree without end.
+        self.steps += 1;
+        if depth > LIMITS.depth || self.steps > LIMITS.entries {
+            if self.steps <= LIMITS.entries + 1 {
+                self.problem(name, "nested too deep, or too many entries".to_owned());
+            }
+            return;
+        }
+        let values = self.torch.values();
+        let is_extra_state =
+            name.rsplit('.').next().is_some_and(|last| last.starts_with("_extra_state"));
+        if is_extra_state {
+            self.rank.left_out += 1;
+            return;
+        }
+        match self.torch.tensor(id) {
+            Ok(Some(tensor)) => return self.tensors.push((name.into(), tensor)),
+            Err(error) => return self.problem(name, error.to_string()),
+            Ok(None) => {}
+        }
+        if let Some(members) = values.mapping(id) {
+            for (key, member) in members {
+                let key = key_text(self.torch, key);
+                let joined = if name.is_empty() { key } else { format!("{name}.{key}") };
+                self.collect(&joined, member, depth + 1);
+            }
+            return;
+        }
+        match values.get(id) {
+            Value::Call(_) => {
+                let class = values.class_name(id).unwrap_or_else(|| "an object".to_owned());
+                self.problem(name, format!("holds {class}, which is no tensor that can be read"));
+            }
+            _ => self.rank.left_out += 1,
+        }
+    }
+
+    fn problem(&mut self, name: &str, message: String) {
+        let file = Some(self.path.to_path_buf());
+        self.rank.problems.push(Problem { file, tensor: Some(name.to_owned()), message });
+    }
+}
+
+fn facts_of(torch: &TorchFile, args: ValueId) -> Option<BTreeMap<String, Fact>> {
+    let values = torch.values();
+    let fact = |(key, value): (ValueId, ValueId)| {
+        Some((values.as_str(key)?.to_owned(), fact_of(torch, value, 0)))
+    };
+    // A namespace, or a plain dict where a converter wrote one.
+    match values.mapping(args) {
+        Some(items) => Some(items.filter_map(fact).collect()),
+        None => Some(values.attributes(args)?.filter_map(fact).collect()),
+    }
+}
+
+fn fact_of(torch: &TorchFile, id: ValueId, depth: usize) -> Fact {
+    /// Lists of `args` are short and flat: stages, layers.
+    const DEEPEST: usize = 3;
+    const LONGEST: usize = 4096;
+    let values = torch.values();
+    match values.get(id) {
+        Value::None => Fact::None,
+        Value::Bool(value) => Fact::Bool(value),
+        Value::Int(value) => Fact::Int(value),
+        Value::Float(value) => Fact::Float(value),
+        Value::Str(text) => Fact::Text(text.to_owned()),
+        _ => match values.sequence(id) {
+            Some(members) if depth < DEEPEST => {
+                Fact::List(members.take(LONGEST).map(|id| fact_of(torch, id, depth + 1)).collect())
+            }
+            _ => Fact::Opaque(values.class_name(id).unwrap_or_default()),
+        },
+    }
+}
+
+/// All ranks of one checkpoint, on the way to a catalog.
+struct Ranks<'a> {
+    located: &'a Located,
+    files: FileSet,
+    world: World,
+    facts: Facts,
+    notes: Vec<String>,
+}
+
+impl Ranks<'_> {
+    /// Where more ranks are there than `args` says, they are taken for what they are.
+    fn note_sizes(&mut self) {
+        let sizes = [
+            ("tensor_model_parallel_size", self.world.tp),
+            ("pipeline_model_parallel_size", self.world.pp),
+            ("expert_model_parallel_size", self.world.ep),
+        ];
+        for (fact, found) in sizes {
+            if let Some(declared) = self.facts.size(fact).filter(|&declared| declared < found) {
+                self.notes
+                    .push(format!("args says {fact}={declared}, the folders make it {found}"));
+            }
+        }
+    }
+
+    fn into_catalog(self, ranks: Vec<(RankCoord, RankFile)>, options: &OpenOptions) -> Catalog {
+        let Ranks { located, files, world, facts, notes } = self;
+        let chunks: BTreeSet<u64> =
+            ranks.iter().flat_map(|(_, rank)| rank.chunks.keys().copied()).collect();
+        let iteration = ranks.iter().find_map(|(_, rank)| rank.iteration).or(located.iteration);
+        let mut shards = Vec::new();
+        let mut problems = Vec::new();
+        let mut left_out = 0;
+        let shard_files = ranks.len();
+        for (coord, rank) in ranks {
+            left_out += rank.left_out;
+            problems.extend(rank.problems);
+            if !rank.chunks.keys().eq(&chunks) {
+                problems.push(Problem {
+                    file: Some(located.path.join(format!("tp {}, pp {}", coord.tp, coord.pp))),
+                    tensor: None,
+                    message: format!(
+                        "holds {} of the {} model chunks that other ranks hold",
+                        rank.chunks.len(),
+                        chunks.len()
+                    ),
+                });
+            }
+            for (vp, tensors) in rank.chunks {
+                let rank = RankCoord { vp, ..coord };
+                let shard = |(name, tensor)| Shard { name, rank, tensor };
+                shards.extend(tensors.into_iter().map(shard));
+            }
+        }
+        let assembly = assemble(shards, &world, &facts, &Rules::new(&options.rules));
+        let origin = Origin {
+            format: FORMAT.name,
+            layout: layout_text(&world, chunks.len()),
+            iteration,
+            shards: shard_files,
+            left_out: left_out + assembly.buffers,
+            is_canonical: true,
+            ..Origin::default()
+        };
+        let mut catalog = Catalog::new(origin, files);
+        catalog.notes = notes;
+        catalog.problems = problems;
+        let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, error);
+        catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
+        let mut unruled = Vec::new();
+        for (name, merged) in assembly.tensors {
+            if merged.has_no_rule {
+                unruled.push(name.to_string());
+            }
+            catalog.insert(name, Entry { tensor: merged.tensor, is_vocab: merged.is_vocab });
+        }
+        if let Some(first) = unruled.first() {
+            catalog.notes.push(format!(
+                "no sharding rule for {} names, taken whole from their only shard: {first}, ...",
+                unruled.len()
+            ));
+        }
+        tie_output_layer(&mut catalog, assembly.tied_copies, &facts);
+        catalog.facts = facts;
+        catalog
+    }
+}
+
+/// With tied weights the output layer is the word embeddings; the last of several stages keeps a copy.
+fn tie_output_layer(
+    catalog: &mut Catalog,
+    copies: BTreeMap<Name, crate::tensor::LogicalTensor>,
+    facts: &Facts,
+) {
+    let output = Name::new("output_layer.weight");
+    let embedding = Name::new("embedding.word_embeddings.weight");
+    let mut copy = copies.into_values().next();
+    let says_tied = !facts.is_empty() && !facts.is_on("untie_embeddings_and_output_weights");
+    if copy.is_none() && (!says_tied || catalog.tensors.contains_key(&output)) {
+        return;
+    }
+    if copy.is_some() && facts.size("mtp_num_layers").is_some_and(|layers| layers > 0) {
+        // The stage that predicts further tokens has its own copy; this one is not kept up (Megatron-LM
+        // `language_module.py`), so it says nothing.
+        catalog
+            .notes
+            .push("left out a copy of the tied output layer that training does not use".into());
+        copy = None;
+    }
+    catalog.tie(output, embedding, copy);
+}
+
+fn layout_text(world: &World, chunks: usize) -> String {
+    let mut text = format!("tp{} pp{}", world.tp, world.pp);
+    if chunks > 1 {
+        text.push_str(&format!(" vp{chunks}"));
+    }
+    if world.ep > 1 || world.etp != world.tp {
+        text.push_str(&format!(" ep{}", world.ep));
+    }
+    if world.etp != world.tp {
+        text.push_str(&format!(" etp{}", world.etp));
+    }
+    text
+}

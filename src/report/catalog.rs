@@ -1,0 +1,114 @@
+//! What is in a checkpoint, for people and as JSON. No value is read for it.
+
+use std::io::{self, Write};
+
+use serde_json::{Value, json};
+
+use crate::catalog::{Catalog, Entry};
+use crate::names::Name;
+use crate::tensor::{LogicalTensor, Piece};
+
+use super::Style;
+use super::units::{bytes, counted, grouped, shape};
+
+/// Writes a line for every tensor, and what is known of the whole.
+///
+/// # Errors
+/// The sink cannot be written to.
+pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io::Result<()> {
+    let origin = &catalog.origin;
+    let row = |key: &str, value: &str| format!("{}  {value}", style.heading(&format!("{key:9}")));
+    writeln!(out, "{}", row("path", &origin.resolved.display().to_string()))?;
+    writeln!(out, "{}", row("format", origin.format))?;
+    if !origin.layout.is_empty() {
+        writeln!(out, "{}", row("layout", &origin.layout))?;
+    }
+    if let Some(iteration) = origin.iteration {
+        writeln!(out, "{}", row("iteration", &iteration.to_string()))?;
+    }
+    let size = catalog.files.total_bytes();
+    let files = format!("{}, {}", counted(origin.shards, "shard"), bytes(size));
+    writeln!(out, "{}", row("files", &files))?;
+    let elements: u64 = catalog.tensors.values().map(|entry| entry.tensor.numel()).sum();
+    let tensors =
+        format!("{}, {} elements", counted(catalog.tensors.len(), "tensor"), grouped(elements));
+    writeln!(out, "{}", row("tensors", &tensors))?;
+    if origin.left_out > 0 {
+        let left_out = format!("{} that are no weights", counted(origin.left_out, "entry"));
+        writeln!(out, "{}", row("left out", &left_out.replace("entrys", "entries")))?;
+    }
+    for note in &catalog.notes {
+        writeln!(out, "{}", row("note", note))?;
+    }
+    let width = catalog.tensors.keys().map(|name| name.as_str().len()).max().unwrap_or(0).max(6);
+    let heading = format!("{:width$}  {:14}  {:20}  shards", "tensor", "dtype", "shape");
+    writeln!(out, "\n{}", style.heading(&heading))?;
+    for (name, Entry { tensor, .. }) in &catalog.tensors {
+        let shape = shape(tensor.shape());
+        let shards = shards_text(catalog, tensor);
+        writeln!(out, "{name:width$}  {:14}  {shape:20}  {shards}", tensor.dtype())?;
+    }
+    for (name, tied) in &catalog.tied {
+        writeln!(out, "{name:width$}  tied to {}", tied.to)?;
+    }
+    Ok(())
+}
+
+/// How many shards hold it, how many hold it again, and where the first one is.
+fn shards_text(catalog: &Catalog, tensor: &LogicalTensor) -> String {
+    let path = catalog.files.path(tensor.source().file);
+    let folder = path.parent().and_then(|folder| folder.file_name()).unwrap_or_default();
+    let mut files: Vec<_> = tensor.pieces().iter().map(|piece| piece.file).collect();
+    files.sort_unstable();
+    files.dedup();
+    let copies = tensor.replicas().len();
+    let copies = if copies > 0 { format!(" + {copies} copies") } else { String::new() };
+    format!("{}{copies}  {}", files.len(), folder.to_string_lossy())
+}
+
+/// Writes the same as JSON, with the place of every piece.
+///
+/// # Errors
+/// The sink cannot be written to.
+pub fn write_json(catalog: &Catalog, out: &mut dyn Write) -> io::Result<()> {
+    let origin = &catalog.origin;
+    let piece = |piece: &Piece| {
+        json!({
+            "file": catalog.files.path(piece.file),
+            "offset": piece.offset,
+            "offsets": piece.extent.offsets,
+            "sizes": piece.extent.sizes,
+            "strides": piece.strides,
+        })
+    };
+    let tensor = |(name, Entry { tensor, .. }): (&Name, &Entry)| {
+        let replicas = tensor.replicas().iter().map(|replica| {
+            let pieces: Vec<Value> = replica.pieces.iter().map(piece).collect();
+            json!({ "stored_name": &*replica.source.name, "pieces": pieces })
+        });
+        let value = json!({
+            "dtype": tensor.dtype().name(),
+            "shape": tensor.shape(),
+            "stored_name": &*tensor.source().name,
+            "pieces": tensor.pieces().iter().map(piece).collect::<Vec<_>>(),
+            "replicas": replicas.collect::<Vec<_>>(),
+        });
+        (name.to_string(), value)
+    };
+    let tied =
+        |(name, tied): (&Name, &crate::catalog::Tied)| (name.to_string(), json!(tied.to.as_str()));
+    let whole = json!({
+        "path": origin.resolved,
+        "format": origin.format,
+        "layout": origin.layout,
+        "iteration": origin.iteration,
+        "shards": origin.shards,
+        "left_out": origin.left_out,
+        "notes": catalog.notes,
+        "problems": catalog.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "tied": catalog.tied.iter().map(tied).collect::<serde_json::Map<_, _>>(),
+        "tensors": catalog.tensors.iter().map(tensor).collect::<serde_json::Map<_, _>>(),
+    });
+    serde_json::to_writer_pretty(&mut *out, &whole)?;
+    writeln!(out)
+}

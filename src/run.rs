@@ -1,0 +1,181 @@
+//! The pipeline on one screen: open twice, pair, compare, judge, report.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use globset::{Glob, GlobSet, GlobSetBuilder};
+
+use crate::catalog::Catalog;
+use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
+use crate::compare::metrics::{self, Metric};
+use crate::compare::{Outcome, bytes_to_compare, compare};
+use crate::formats;
+use crate::pairing::{Selection, pair};
+use crate::report::{self, Report, SIDES, SideReport, Style, progress};
+use crate::verdict::{self, Verdict};
+
+/// Runs a command and returns its exit code.
+///
+/// # Errors
+/// Whatever kept the command from being done; a difference is no error.
+pub fn run(cli: &Cli) -> Result<u8> {
+    match &cli.command {
+        Command::Compare(args) => run_compare(args, cli.style()),
+        Command::Inspect(args) => run_inspect(args, cli.style()),
+    }
+}
+
+fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
+    let metrics = metrics::select(&args.metrics).map_err(anyhow::Error::msg)?;
+    let selection = Selection {
+        include: glob_set(&args.include)?,
+        exclude: glob_set(&args.exclude)?,
+        vocab_size: args.vocab_size,
+    };
+    let to_stdout = args.output == Path::new("-");
+    if !to_stdout {
+        check_output(&args.output, args.force)?;
+    }
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(threads) = args.threads {
+        pool = pool.num_threads(threads.get());
+    }
+    let report =
+        pool.build().context("cannot start threads")?.install(|| compared(args, &selection))?;
+
+    print_problems(&report);
+    let is_written =
+        report.tensors.iter().any(|tensor| !matches!(tensor.outcome, Outcome::Unreadable(_)));
+    if to_stdout {
+        report::json::write(&report, &metrics, &mut io::stdout().lock())?;
+    } else if is_written {
+        write_output(&args.output, args.force, &report, &metrics)?;
+    }
+    match (args.quiet, to_stdout) {
+        (true, _) => {}
+        (false, true) => report::screen::write(&report, Style::PLAIN, &mut io::stderr().lock())?,
+        (false, false) => report::screen::write(&report, style, &mut io::stdout().lock())?,
+    }
+    Ok(match report.verdict {
+        Verdict::Different if args.exit_zero => 0,
+        verdict => verdict.exit_code(),
+    })
+}
+
+fn compared(args: &CompareArgs, selection: &Selection) -> Result<Report> {
+    let a = formats::open(&args.a, &args.input.options(0)).context(SIDES[0])?;
+    let b = formats::open(&args.b, &args.input.options(1)).context(SIDES[1])?;
+    let pairing = pair(&a, &b, selection);
+    let total = bytes_to_compare(&pairing.pairs);
+    let tensors = progress::with_progress(total, !args.quiet, |done| {
+        compare(&pairing.pairs, [&a.files, &b.files], done)
+    });
+    for (name, side) in SIDES.iter().zip([&a, &b]) {
+        if let Some(path) = side.files.changed() {
+            bail!(
+                "{name}: {}: changed while it was read; compare again when its writer is done",
+                path.display()
+            );
+        }
+    }
+    let unpaired = pairing.a_only.len() + pairing.b_only.len();
+    let problems = a.problems.len() + b.problems.len();
+    let side = |catalog: Catalog, only_here| SideReport {
+        origin: catalog.origin,
+        problems: catalog.problems,
+        notes: catalog.notes,
+        only_here,
+    };
+    Ok(Report {
+        verdict: verdict::of_all(&tensors, unpaired, problems),
+        sides: [side(a, pairing.a_only), side(b, pairing.b_only)],
+        tensors,
+    })
+}
+
+fn glob_set(globs: &[Glob]) -> Result<GlobSet> {
+    let mut set = GlobSetBuilder::new();
+    for glob in globs {
+        set.add(glob.clone());
+    }
+    Ok(set.build()?)
+}
+
+/// Before anything is read: the result must not be there, and its folder must.
+fn check_output(output: &Path, force: bool) -> Result<()> {
+    if output.is_dir() {
+        bail!("{}: is a folder; name a file for the result", output.display());
+    }
+    if output.symlink_metadata().is_ok() && !force {
+        bail!(
+            "{}: the file exists; overwrite it with --force or name another one with -o",
+            output.display()
+        );
+    }
+    let folder = folder_of(output);
+    if !folder.is_dir() {
+        bail!("{}: the folder {} does not exist", output.display(), folder.display());
+    }
+    Ok(())
+}
+
+fn folder_of(output: &Path) -> &Path {
+    output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes beside the result and renames, so that an interrupted run leaves no file.
+fn write_output(output: &Path, force: bool, report: &Report, metrics: &[&Metric]) -> Result<()> {
+    let write = || -> Result<()> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".ckptcmp-");
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let mut file = builder.tempfile_in(folder_of(output))?;
+        let mut buffered = io::BufWriter::new(&mut file);
+        report::json::write(report, metrics, &mut buffered)?;
+        buffered.flush()?;
+        drop(buffered);
+        match force {
+            true => file.persist(output)?,
+            false => file.persist_noclobber(output)?,
+        };
+        Ok(())
+    };
+    write().with_context(|| format!("{}: cannot be written", output.display()))
+}
+
+/// Says on standard error what could not be read, a line each.
+fn print_problems(report: &Report) {
+    for (name, side) in SIDES.iter().zip(&report.sides) {
+        for problem in &side.problems {
+            crate::complain(&format!("{name}: {problem}"));
+        }
+    }
+    for tensor in &report.tensors {
+        if let Outcome::Unreadable(error) = &tensor.outcome {
+            let (side, file) = (SIDES[error.side], error.file.display());
+            crate::complain(&format!("{side}: {file}: {}: {}", tensor.name, error.message));
+        }
+    }
+    if report.tensors.is_empty() {
+        let only = report.sides.each_ref().map(|side| side.only_here.len());
+        crate::complain(&format!(
+            "nothing to compare: no name is on both sides ({} only in a, {} only in b)",
+            only[0], only[1]
+        ));
+    }
+}
+
+fn run_inspect(args: &InspectArgs, style: Style) -> Result<u8> {
+    let catalog = formats::open(&args.path, &args.input.options(0))?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if args.json {
+        report::catalog::write_json(&catalog, &mut out)?;
+    } else {
+        report::catalog::write_screen(&catalog, style, &mut out)?;
+    }
+    out.flush()?;
+    catalog.problems.iter().for_each(|problem| crate::complain(&problem.to_string()));
+    Ok(if catalog.problems.is_empty() { 0 } else { 2 })
+}

@@ -1,0 +1,55 @@
+//! Statistics -> a verdict, and the exit code that says it. Pure.
+
+use crate::compare::{Outcome, TensorComparison};
+
+/// What the comparison comes to, from best to worst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// The same bits.
+    Identical,
+    /// The same values, though not all the same bits: another dtype, or zeros of another sign.
+    Equal,
+    /// At least one difference.
+    Different,
+    /// Something could not be read or compared.
+    Trouble,
+}
+
+impl Verdict {
+    /// The exit code, as `diff`, `cmp` and `h5diff` have it.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Identical | Self::Equal => 0,
+            Self::Different => 1,
+            Self::Trouble => 2,
+        }
+    }
+}
+
+/// What one tensor comes to. Elements that are not finite have no distance, so they never count as equal.
+#[must_use]
+pub fn of_tensor(tensor: &TensorComparison) -> Verdict {
+    match &tensor.outcome {
+        Outcome::Unreadable(_) => Verdict::Trouble,
+        Outcome::ShapeDiffers => Verdict::Different,
+        Outcome::Compared(stats) => match (stats.differing(), stats.is_finite()) {
+            (0, true) if stats.is_identical() => Verdict::Identical,
+            (0, true) => Verdict::Equal,
+            _ => Verdict::Different,
+        },
+    }
+}
+
+/// What everything together comes to.
+///
+/// `unpaired` counts the names on one side only, `problems` what could not be read before comparing.
+#[must_use]
+pub fn of_all(tensors: &[TensorComparison], unpaired: usize, problems: usize) -> Verdict {
+    let worst = tensors.iter().map(of_tensor).max();
+    let Some(worst) = worst.filter(|_| problems == 0) else {
+        return Verdict::Trouble;
+    };
+    let has_diverged = tensors.iter().any(|tensor| !tensor.replicas.is_empty());
+    if unpaired > 0 || has_diverged { worst.max(Verdict::Different) } else { worst }
+}
