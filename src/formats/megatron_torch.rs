@@ -13,7 +13,7 @@ use crate::catalog::{Catalog, Entry, Origin, Problem};
 use crate::io::{FileId, FileSet};
 use crate::layout::rules::Rules;
 use crate::layout::{
-    Fact, Facts, LayoutError, Naming, RankCoord, RankName, Shard, World, assemble,
+    Fact, Facts, HeadOrder, LayoutError, Naming, RankCoord, RankName, Shard, World, assemble,
 };
 use crate::limits::LIMITS;
 use crate::names::Name;
@@ -188,7 +188,7 @@ fn check_present(
     if missing.is_empty() {
         return Ok(());
     }
-    let says = if facts.is_empty() { "the other folders make it" } else { "the checkpoint says" };
+    let says = if facts.are_known() { "the checkpoint says" } else { "the other folders make it" };
     let lost = if world.etp < world.tp {
         "; Megatron-Core 0.10 to 0.18.0 never writes some of them in this layout"
     } else {
@@ -222,6 +222,7 @@ fn sizes_text(world: &World) -> String {
 struct RankFile {
     args: Option<BTreeMap<String, Fact>>,
     iteration: Option<u64>,
+    version: Option<f64>,
     /// By virtual pipeline stage.
     chunks: BTreeMap<u64, Vec<(Arc<str>, StoredTensor)>>,
     left_out: usize,
@@ -235,13 +236,11 @@ impl RankFile {
         let mut rank = Self {
             args: top("args").and_then(|args| facts_of(torch, args)),
             iteration: top("iteration").and_then(|id| values.as_u64(id)),
+            version: top("checkpoint_version").and_then(|id| values.as_f64(id)),
             chunks: BTreeMap::new(),
             left_out: 0,
             problems: Vec::new(),
         };
-        if let (Some(args), Some(version)) = (&mut rank.args, top("checkpoint_version")) {
-            args.insert("checkpoint_version".to_owned(), fact_of(torch, version, 0));
-        }
         let path = files.path(file);
         let Some(entries) = values.mapping(torch.root()) else {
             rank.problems.push(Problem {
@@ -400,6 +399,7 @@ impl Ranks<'_> {
         let chunks: BTreeSet<u64> =
             ranks.iter().flat_map(|(_, rank)| rank.chunks.keys().copied()).collect();
         let iteration = ranks.iter().find_map(|(_, rank)| rank.iteration).or(located.iteration);
+        let order = HeadOrder::of_version(ranks.iter().find_map(|(_, rank)| rank.version));
         let mut shards = Vec::new();
         let mut problems = Vec::new();
         let mut left_out = 0;
@@ -424,7 +424,8 @@ impl Ranks<'_> {
                 shards.extend(tensors.into_iter().map(shard));
             }
         }
-        let assembly = assemble(shards, &world, &facts, &Rules::new(&options.rules));
+        let rules = Rules::new(&options.rules);
+        let assembly = assemble(shards, &world, &facts, order, &rules);
         let origin = Origin {
             format: FORMAT.name,
             layout: layout_text(&world, chunks.len()),
@@ -467,7 +468,7 @@ fn tie_output_layer(
     let output = Name::new("output_layer.weight");
     let embedding = Name::new("embedding.word_embeddings.weight");
     let mut copy = copies.into_values().next();
-    let says_tied = !facts.is_empty() && !facts.is_on("untie_embeddings_and_output_weights");
+    let says_tied = facts.are_known() && !facts.is_on("untie_embeddings_and_output_weights");
     if copy.is_none() && (!says_tied || catalog.tensors.contains_key(&output)) {
         return;
     }

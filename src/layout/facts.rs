@@ -27,6 +27,13 @@ pub enum Fact {
 #[derive(Debug, Clone, Default)]
 pub struct Facts(BTreeMap<String, Fact>);
 
+/// Newer and older names of the same fact (Megatron-LM v1.0, MindSpeed-LLM before 2.0).
+static ALIASES: &[(&str, &str)] = &[
+    ("tensor_model_parallel_size", "model_parallel_size"),
+    ("qk_head_dim", "qk_nope_head_dim"),
+    ("qk_pos_emb_head_dim", "qk_rope_head_dim"),
+];
+
 impl Facts {
     /// Facts from `args`, then those from the command line, which win.
     #[must_use]
@@ -36,10 +43,12 @@ impl Facts {
         Self(facts)
     }
 
-    /// The fact of this name, where it is there and not `None`.
+    /// The fact of this name, or of one that older writers used for it, where it is there and not `None`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Fact> {
-        self.0.get(name).filter(|fact| **fact != Fact::None)
+        let older = ALIASES.iter().filter(|(newer, _)| *newer == name).map(|(_, older)| *older);
+        let mut found = std::iter::once(name).chain(older).filter_map(|name| self.0.get(name));
+        found.find(|fact| **fact != Fact::None)
     }
 
     /// A count or size, as large as a dimension may be.
@@ -47,16 +56,6 @@ impl Facts {
     pub fn size(&self, name: &str) -> Option<u64> {
         match self.get(name)? {
             Fact::Int(value) => u64::try_from(*value).ok().filter(|&size| size <= LIMITS.dim),
-            _ => None,
-        }
-    }
-
-    /// A number that may be a float, as `checkpoint_version` is.
-    #[must_use]
-    pub fn number(&self, name: &str) -> Option<f64> {
-        match self.get(name)? {
-            Fact::Int(value) => Some(f64::from(i32::try_from(*value).ok()?)),
-            Fact::Float(value) => Some(*value),
             _ => None,
         }
     }
@@ -96,10 +95,10 @@ impl Facts {
         self.0.retain(|name, _| !OF_ALL_STAGES.contains(&name.as_str()));
     }
 
-    /// Whether there are any.
+    /// Whether the checkpoint says anything of how it was trained.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub fn are_known(&self) -> bool {
+        !self.0.is_empty()
     }
 
     /// All of them, by name.

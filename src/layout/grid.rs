@@ -131,7 +131,7 @@ impl Naming {
 }
 
 /// The sizes of the axes that shards are spread over.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct World {
     /// Tensor parallel size.
     pub tp: u64,
@@ -147,8 +147,6 @@ pub struct World {
     pub declared_tp: u64,
     /// Ranks that shared the experts of a layer out.
     pub declared_expert_shares: u64,
-    /// Version of the checkpoint's tensor layout; 3 since 2020-10.
-    pub checkpoint_version: f64,
 }
 
 impl World {
@@ -158,14 +156,13 @@ impl World {
     /// A layout whose files do not hold enough to put the tensors together, with the reason.
     pub fn new(ranks: &[RankCoord], facts: &Facts) -> Result<Self, LayoutError> {
         refuse_unrecoverable(facts)?;
-        let size = |names: &[&str], axis: fn(&RankCoord) -> u64| {
+        let size = |fact: &str, axis: fn(&RankCoord) -> u64| {
             let found = ranks.iter().map(|rank| axis(rank) + 1).max().unwrap_or(1);
-            let declared = names.iter().find_map(|name| facts.size(name)).unwrap_or(1);
-            found.max(declared)
+            found.max(facts.size(fact).unwrap_or(1))
         };
-        let tp = size(&["tensor_model_parallel_size", "model_parallel_size"], |rank| rank.tp);
-        let pp = size(&["pipeline_model_parallel_size"], |rank| rank.pp);
-        let ep = size(&["expert_model_parallel_size"], |rank| rank.ep);
+        let tp = size("tensor_model_parallel_size", |rank| rank.tp);
+        let pp = size("pipeline_model_parallel_size", |rank| rank.pp);
+        let ep = size("expert_model_parallel_size", |rank| rank.ep);
         let experts_over_tp = facts.is_on("moe_tp_extend_ep");
         let etp = match facts.size("expert_tensor_parallel_size").filter(|&size| size > 0) {
             _ if experts_over_tp => 1,
@@ -190,7 +187,6 @@ impl World {
             experts_over_tp,
             declared_tp: tp,
             declared_expert_shares: if experts_over_tp { ep * tp } else { ep },
-            checkpoint_version: facts.number("checkpoint_version").unwrap_or(0.0),
         })
     }
 

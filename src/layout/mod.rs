@@ -181,15 +181,45 @@ pub enum LayoutError {
     Tensor(#[from] TensorError),
 }
 
+/// In which order megatron.legacy wrote the rows of `query_key_value` and `key_value`
+/// (Megatron-LM v2.0, `megatron/checkpointing.py`, `fix_query_key_value_ordering`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// `[sections, heads, size]`: `checkpoint_version` 0, or none.
+    SectionsFirst,
+    /// `[heads, size, sections]`: version 1.
+    SectionsLast,
+    /// `[heads, sections, size]`: version 2 and later, and all of Megatron-Core.
+    HeadsFirst,
+}
+
+impl HeadOrder {
+    /// The order of a `checkpoint_version`.
+    #[must_use]
+    pub fn of_version(version: Option<f64>) -> Self {
+        match version {
+            Some(version) if version >= 2.0 => Self::HeadsFirst,
+            Some(version) if version >= 1.0 => Self::SectionsLast,
+            _ => Self::SectionsFirst,
+        }
+    }
+}
+
 /// Puts the shards of a model together.
 #[must_use]
-pub fn assemble(shards: Vec<Shard>, world: &World, facts: &Facts, rules: &Rules) -> Assembly {
+pub fn assemble(
+    shards: Vec<Shard>,
+    world: &World,
+    facts: &Facts,
+    order: HeadOrder,
+    rules: &Rules,
+) -> Assembly {
     let mut assembly = Assembly::default();
     let dialect = Dialect::detect(shards.iter().map(|shard| &*shard.name));
     let ranks = by_rank(shards, &dialect, world, facts, &mut assembly);
     let mut locals = Vec::new();
     for (rank, tensors) in &ranks {
-        locals.extend(unfuse(tensors, *rank, world, facts, |named, error| {
+        locals.extend(unfuse(tensors, *rank, world, facts, order, |named, error| {
             assembly.problems.push((named.stored_name.to_string(), error));
         }));
     }
@@ -234,7 +264,7 @@ fn by_rank(
     assembly: &mut Assembly,
 ) -> BTreeMap<RankCoord, RankTensors> {
     let tied =
-        world.pp > 1 && !facts.is_empty() && !facts.is_on("untie_embeddings_and_output_weights");
+        world.pp > 1 && facts.are_known() && !facts.is_on("untie_embeddings_and_output_weights");
     let mut ranks: BTreeMap<RankCoord, RankTensors> = BTreeMap::new();
     for Shard { name: stored_name, rank, tensor: stored } in shards {
         let tensors = ranks.entry(rank).or_default();
@@ -249,10 +279,15 @@ fn by_rank(
             }
             Canonical::Parameter(name) => name,
         };
-        let named = Named { stored_name: Arc::clone(&stored_name), stored };
-        if let Some(other) = tensors.insert(name, named) {
-            let other = other.stored_name.to_string();
-            assembly.problems.push((stored_name.to_string(), LayoutError::Duplicate { other }));
+        let named = Named { stored_name: Arc::clone(&stored_name), stored: stored.clone() };
+        match tensors.insert(name, named) {
+            // A module registered under two names, as T5's output layer is: the very same bytes.
+            Some(other) if other.stored == stored => {}
+            Some(other) => {
+                let other = other.stored_name.to_string();
+                assembly.problems.push((stored_name.to_string(), LayoutError::Duplicate { other }));
+            }
+            None => {}
         }
     }
     ranks

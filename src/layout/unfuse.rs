@@ -11,7 +11,7 @@ use crate::limits::LIMITS;
 use crate::names::pattern::SuffixTable;
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
-use super::{Facts, LayoutError, RankCoord, World};
+use super::{Facts, HeadOrder, LayoutError, RankCoord, World};
 
 /// A rank's tensor under its canonical name, indices still the rank's own.
 #[derive(Debug, Clone)]
@@ -85,9 +85,10 @@ pub(super) fn unfuse(
     rank: RankCoord,
     world: &World,
     facts: &Facts,
+    order: HeadOrder,
     mut problem: impl FnMut(&Named, LayoutError),
 ) -> Vec<Local> {
-    let chunk = RankChunk { tensors, rank, world, facts };
+    let chunk = RankChunk { tensors, rank, world, facts, order };
     let mut locals = Vec::with_capacity(tensors.len());
     for (name, named) in tensors {
         match chunk.parts(name, named) {
@@ -103,6 +104,7 @@ struct RankChunk<'a> {
     rank: RankCoord,
     world: &'a World,
     facts: &'a Facts,
+    order: HeadOrder,
 }
 
 impl RankChunk<'_> {
@@ -271,27 +273,28 @@ impl RankChunk<'_> {
                 if has_up { "linear_q_down_proj.weight" } else { "linear_q_proj.weight" };
             return self.down_projections(&attention, &view, query, query_name, true);
         }
-        let tensor = self.in_head_order(named.view(), sections)?;
+        let is_legacy = named.stored_name.contains("key_value.");
+        let tensor = match self.order {
+            HeadOrder::HeadsFirst => named.view(),
+            order if is_legacy => self.in_head_order(&named.view(), sections, order)?,
+            _ => named.view(),
+        };
         Ok(vec![self.local(name.to_owned(), tensor)])
     }
 
-    /// Rows as `[heads, sections, head size]`: before `checkpoint_version` 2 other orders were written
-    /// (Megatron-LM v2.0, `megatron/checkpointing.py`, `fix_query_key_value_ordering`).
+    /// Rows as `[heads, sections, head size]`, whatever order an old version wrote.
     fn in_head_order(
         &self,
-        view: LogicalTensor,
+        view: &LogicalTensor,
         sections: u64,
+        order: HeadOrder,
     ) -> Result<LogicalTensor, LayoutError> {
-        let version = self.world.checkpoint_version;
-        if version >= 2.0 {
-            return Ok(view);
-        }
         let heads = self.fact("num_attention_heads")? / self.world.declared_tp.max(1);
-        let size = first_dim(&view) / (heads * sections).max(1);
-        let (outer, inner, swapped) = if version < 1.0 {
-            (heads * size, size, (0, 1)) // [sections, heads, size]
-        } else {
-            (size * sections, sections, (1, 2)) // [heads, size, sections]
+        let size = first_dim(view) / heads.saturating_mul(sections).max(1);
+        let (outer, inner, swapped) = match order {
+            HeadOrder::SectionsFirst => (heads * size, size, (0, 1)),
+            HeadOrder::SectionsLast => (size * sections, sections, (1, 2)),
+            HeadOrder::HeadsFirst => return Ok(view.clone()),
         };
         let split = view.split_axis(0, outer)?.split_axis(1, inner)?;
         Ok(split.transpose(swapped.0, swapped.1)?.merge_axes(0)?.merge_axes(0)?)

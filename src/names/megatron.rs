@@ -63,6 +63,8 @@ static REWRITES: &[(&str, &str, When)] = &[
     // experts
     ("mlp.local_experts.#.linear_fc{1,2}.{weight,bias}",     "mlp.experts.local_experts.$1.linear_fc{1,2}.{weight,bias}", When::Always),
     ("mlp.experts.linear_fc{1,2}.{weight,bias}#",            "mlp.experts.local_experts.$1.linear_fc{1,2}.{weight,bias}", When::Always),
+    // T5 registers its output layer twice
+    ("lm_head.output_layer.{weight,bias}",            "output_layer.{weight,bias}",               When::Always),
     // MindSpeed-LLM
     ("self_attention.linear_{qb,kvb}.{weight,bias}",  "self_attention.linear_{q,kv}_up_proj.{weight,bias}", When::Always),
     ("self_attention.k_layernorm.{weight,bias}",      "self_attention.kv_layernorm.{weight,bias}", When::MindSpeedMla),
