@@ -330,3 +330,73 @@ fn the_error_of_one_minus_cos_is_known_where_it_is_large() {
     assert!(stats.one_minus_cos().unwrap() < 1e-14);
     assert_eq!(stats.one_minus_cos_error(), Some(f64::INFINITY));
 }
+
+#[test]
+fn sums_are_what_the_definition_says() {
+    let mut random = Bits(5);
+    let a: Vec<f64> = (0..BLOCK).map(|_| random.unit()).collect();
+    let b: Vec<f64> = (0..BLOCK).map(|_| random.unit()).collect();
+    let mut totals = [0.0; 16];
+    for (a, b) in a.chunks(1024).zip(b.chunks(1024)) {
+        let mut lanes = [0.0; 16];
+        for (index, (a, b)) in a.iter().zip(b).enumerate() {
+            let square = (a - b) * (a - b);
+            lanes[index % 16] += square;
+        }
+        for lane in 0..16 {
+            totals[lane] += lanes[lane];
+        }
+    }
+    let mut tree = totals.to_vec();
+    while tree.len() > 1 {
+        tree = tree.chunks(2).map(|pair| pair[0] + pair[1]).collect();
+    }
+    assert_eq!(compare_float64(&a, &b).l2(), Some(tree[0].sqrt()));
+}
+
+/// So that another machine, compiler or instruction set that gives other bits does not go unseen.
+#[test]
+fn the_bits_of_results_are_pinned() {
+    let mut found = Vec::new();
+    for dtype in [Dtype::BFloat16, Dtype::Float64, Dtype::Complex64] {
+        let mut random = Bits(21);
+        let mut encode = |shift: f64| -> Vec<u8> {
+            let mut next = || random.unit() + shift;
+            let reals = (BLOCK + 333) * if dtype == Dtype::Complex64 { 2 } else { 1 };
+            (0..reals)
+                .flat_map(|_| match dtype {
+                    Dtype::BFloat16 => half::bf16::from_f64(next()).to_le_bytes().to_vec(),
+                    Dtype::Float64 => next().to_le_bytes().to_vec(),
+                    _ => (next() as f32).to_le_bytes().to_vec(),
+                })
+                .collect()
+        };
+        let stats = compare(dtype, &encode(0.0), &encode(0.125));
+        found.extend([
+            stats.l2(),
+            stats.norm_a(),
+            stats.norm_b(),
+            stats.one_minus_cos(),
+            stats.mean_abs(),
+        ]);
+    }
+    let found: Vec<u64> = found.into_iter().map(|x| x.unwrap().to_bits()).collect();
+    let expected = [
+        0x4072_b02f_9f67_19a4,
+        0x406a_2694_00b3_0c39,
+        0x406a_c095_5a6d_67cb,
+        0x3fef_f11a_db9d_2129,
+        0x3fe5_8d77_eab6_d814,
+        0x4072_b034_f025_4d44,
+        0x406a_2694_866a_8ade,
+        0x406a_c097_a5aa_c4e6,
+        0x3fef_f129_9b68_7f19,
+        0x3fe5_8d7f_e74a_fd0b,
+        0x407a_740a_f3c5_44b2,
+        0x4072_7b71_f9a2_61c2,
+        0x4072_ed3a_8794_ed7a,
+        0x3fef_ff99_0bce_6eb6,
+        0x3ff0_db39_3cf8_2150,
+    ];
+    assert_eq!(found, expected, "{found:#x?}");
+}
