@@ -81,17 +81,16 @@ fn bfloat16(bits: u16) -> f32 {
 }
 
 /// IEEE binary16, without a branch: normal numbers by moving the exponent to its place in an
-/// `f32`, denormals by multiplying the integer significand with their unit.
+/// `f32`, denormals as what they add to a one half whose last bit is their unit.
 fn float16(bits: u16) -> f32 {
     /// What takes an exponent of bias 15 to bias 127; applied twice it takes 31 to 255.
     const REBIAS: u32 = (127 - 15) << 23;
     let bits = u32::from(bits);
-    let infinite = if bits & 0x7c00 == 0x7c00 { REBIAS } else { 0 };
-    let normal = ((bits & 0x7fff) << 13) + REBIAS + infinite;
-    // Through `i32`, the one integer type that every vector unit converts.
-    let denormal =
-        ((bits & 0x03ff).cast_signed() as f32 * f32::from_bits((127 - 24) << 23)).to_bits();
-    let magnitude = if bits & 0x7c00 == 0 { denormal } else { normal };
+    let magnitude = bits & 0x7fff;
+    let infinite = if magnitude >= 0x7c00 { REBIAS } else { 0 };
+    let normal = (magnitude << 13) + REBIAS + infinite;
+    let denormal = (f32::from_bits(0.5f32.to_bits() | magnitude) - 0.5).to_bits();
+    let magnitude = if magnitude < 0x0400 { denormal } else { normal };
     f32::from_bits(magnitude | (bits & 0x8000) << 16)
 }
 

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::decode::{decode_chunk, reals_per_element};
-use super::lanes::{CHUNK, Chunk, Totals};
+use super::lanes::{CHUNK, Chunk, Totals, largest_magnitude};
 use super::stats::Stats;
 use super::sum::{power_of_two, times_power_of_two};
 use super::{Side, size};
@@ -68,25 +68,29 @@ type Scales = [Scale; 4];
 
 /// Counts what is counted, and chooses the scales.
 fn survey(pair: &mut Pair<'_>, first: u64, stats: &mut Stats) -> Scales {
-    let mut largest = [0.0; 4];
+    let mut largest = [0.0f64; 4];
     for index in 0..pair.chunks() {
         let start = first + (index * pair.elements_per_chunk()) as u64;
         let elements = pair.load(index, [false; 2]);
-        for element in 0..elements {
-            if pair.differs(element) {
-                stats.note_differing(start, 1, || Some(element));
-            }
-            for side in 0..2 {
-                if pair.any(side, element, f64::is_nan) {
-                    stats.nan[side] += 1;
-                } else if pair.any(side, element, f64::is_infinite) {
-                    stats.inf[side] += 1;
+        let differing = (0..elements).filter(|&element| pair.differs(element)).count() as u64;
+        if differing > 0 {
+            let first = || (0..elements).find(|&element| pair.differs(element));
+            stats.note_differing(start, differing, first);
+        }
+        if !pair.is_finite {
+            for element in 0..elements {
+                for side in 0..2 {
+                    if pair.any(side, element, f64::is_nan) {
+                        stats.nan[side] += 1;
+                    } else if pair.any(side, element, f64::is_infinite) {
+                        stats.inf[side] += 1;
+                    }
                 }
             }
+            pair.leave_out_non_finite(elements);
         }
-        pair.leave_out_non_finite(elements);
         for (largest, values) in largest.iter_mut().zip(pair.arrays()) {
-            *largest = values.iter().fold(*largest, |largest: f64, value| largest.max(value.abs()));
+            *largest = largest_magnitude(values).max(*largest);
         }
     }
     largest.map(Scale::for_largest)
@@ -100,7 +104,9 @@ fn accumulate(pair: &mut Pair<'_>, first: u64, scales: Scales, stats: &mut Stats
     for index in 0..pair.chunks() {
         let start = first + (index * pair.elements_per_chunk()) as u64;
         let elements = pair.load(index, halved);
-        pair.leave_out_non_finite(elements);
+        if !pair.is_finite {
+            pair.leave_out_non_finite(elements);
+        }
         for (values, scale) in pair.arrays().into_iter().zip(scales) {
             let factor = scale.factor();
             values.iter_mut().for_each(|value| *value *= factor);
@@ -108,7 +114,7 @@ fn accumulate(pair: &mut Pair<'_>, first: u64, scales: Scales, stats: &mut Stats
         totals.add_pairs(&pair.values, &pair.diff, &pair.sum);
         pair.magnitudes(&mut magnitudes);
         totals.magnitudes.add_magnitudes(&magnitudes);
-        let largest = magnitudes.iter().copied().fold(0.0, f64::max);
+        let largest = largest_magnitude(&magnitudes);
         stats.note_max_abs(start, largest, || magnitudes.iter().position(|&x| x == largest));
     }
     stats.max_abs = times_power_of_two(stats.max_abs, scales[2].total_exp());
@@ -126,6 +132,8 @@ struct Pair<'a> {
     start: usize,
     /// The numbers of the chunk, filled up with zeros.
     values: [Chunk; 2],
+    /// Whether no decoded number is NaN or infinite.
+    is_finite: bool,
     /// `a - b`
     diff: Chunk,
     /// `a + b`
@@ -143,6 +151,7 @@ impl<'a> Pair<'a> {
             reals_per_element: reals_per_element(a.dtype).max(reals_per_element(b.dtype)),
             start: 0,
             values: [[0.0; CHUNK]; 2],
+            is_finite: true,
             diff: [0.0; CHUNK],
             sum: [0.0; CHUNK],
         }
@@ -175,6 +184,8 @@ impl<'a> Pair<'a> {
             }
         }
         self.start = start;
+        let values = self.values.as_flattened();
+        self.is_finite = values.iter().fold(true, |all, value| all & value.is_finite());
         let is_wide = |side: &Side<'_>| matches!(side.dtype, Dtype::Int64 | Dtype::UInt64);
         if self.sides.iter().any(is_wide) {
             self.combine_exactly(elements * self.reals_per_element);
@@ -240,7 +251,11 @@ impl<'a> Pair<'a> {
         self.reals(element).any(|i| {
             let [a, b] = [self.values[0][i], self.values[1][i]];
             // The difference knows better than the rounded values, but infinities have none.
-            if a.is_finite() && b.is_finite() { self.diff[i] != 0.0 } else { a != b }
+            if self.is_finite || (a.is_finite() && b.is_finite()) {
+                self.diff[i] != 0.0
+            } else {
+                a != b
+            }
         })
     }
 

@@ -2,10 +2,10 @@
 //! every block of a checkpoint. A block that turns out to hold a NaN or an infinity is given back
 //! for the [general](super::general) path, which gives the same bits for all others.
 
+use super::Side;
 use super::decode::{decode_chunk, reals_per_element};
-use super::lanes::{CHUNK, Chunk, Totals};
+use super::lanes::{CHUNK, Chunk, Totals, larger};
 use super::stats::Stats;
-use super::{LANES, Side};
 use crate::dtype::Dtype;
 
 /// Whether elements are real and exact in `f64`, with squares inside its range.
@@ -23,22 +23,16 @@ pub(super) fn compare(a: Side<'_>, b: Side<'_>, first: u64) -> Option<Stats> {
     let mut stats = Stats { count: a.count(), ..Stats::default() };
     let mut totals = Totals::default();
     let mut values = [[0.0; CHUNK]; 2];
-    let (mut diff, mut sum) = ([0.0; CHUNK], [0.0; CHUNK]);
     let mut start = first;
     for (a_bytes, b_bytes) in a.chunks(CHUNK).zip(b.chunks(CHUNK)) {
         decode_chunk(a.dtype, a_bytes, &mut values[0]);
         decode_chunk(b.dtype, b_bytes, &mut values[1]);
-        for i in 0..CHUNK {
-            diff[i] = values[0][i] - values[1][i];
-            sum[i] = values[0][i] + values[1][i];
-        }
-        totals.add_pairs(&values, &diff, &sum);
-        totals.magnitudes.add_magnitudes(&diff);
-        let (differing, largest) = survey(&diff);
+        totals.add_reals(&values);
+        let (differing, largest) = survey(&values);
         if differing > 0 {
-            stats.note_differing(start, differing, || diff.iter().position(|&diff| diff != 0.0));
+            stats.note_differing(start, differing, || diffs(&values).position(|diff| diff != 0.0));
             stats.note_max_abs(start, largest, || {
-                diff.iter().position(|&diff| diff.abs() == largest)
+                diffs(&values).position(|diff| diff.abs() == largest)
             });
         }
         start += CHUNK as u64;
@@ -63,16 +57,21 @@ pub(super) fn compare_equal(a: Side<'_>) -> Option<Stats> {
 
 /// The number of differences that are not zero, and the largest magnitude.
 #[inline(always)]
-fn survey(diff: &Chunk) -> (u64, f64) {
-    let mut differing = [0; LANES];
-    let mut largest = [0.0; LANES];
-    for diff in diff.as_chunks::<LANES>().0 {
-        for lane in 0..LANES {
-            differing[lane] += u64::from(diff[lane] != 0.0);
-            let magnitude = diff[lane].abs();
-            // Not `f64::max`, whose care for NaN costs instructions; a NaN ends this path anyway.
-            largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+fn survey([a, b]: &[Chunk; 2]) -> (u64, f64) {
+    // Neither depends on the order, so this is as many lanes as the registers of any machine hold.
+    const WIDTH: usize = 4;
+    let mut differing = [0; WIDTH];
+    let mut largest = [0.0; WIDTH];
+    for (a, b) in a.as_chunks::<WIDTH>().0.iter().zip(b.as_chunks::<WIDTH>().0) {
+        for lane in 0..WIDTH {
+            let diff = a[lane] - b[lane];
+            differing[lane] += u64::from(diff != 0.0);
+            largest[lane] = larger(largest[lane], diff.abs());
         }
     }
-    (differing.iter().sum(), largest.iter().copied().fold(0.0, f64::max))
+    (differing.iter().sum(), largest.into_iter().fold(0.0, larger))
+}
+
+fn diffs([a, b]: &[Chunk; 2]) -> impl Iterator<Item = f64> {
+    a.iter().zip(b).map(|(a, b)| a - b)
 }
