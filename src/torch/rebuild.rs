@@ -4,6 +4,9 @@
 //! The functions and their arguments are those of `torch/_utils.py` and `torch/_tensor.py` (torch 1.0 to 2.15),
 //! `torch_npu/utils/storage.py`, and their namesakes in msadapter and mindtorch.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
 use thiserror::Error;
