@@ -96,8 +96,10 @@ pub(super) fn open(
     let mut stream = Stream { files, region, head: Vec::new(), at: 0 };
     stream.next_pickle("magic number")?;
     let protocol = stream.next_pickle("protocol")?;
-    if protocol.values.as_i64(protocol.root) != Some(PROTOCOL) {
-        return Err(LegacyError::Protocol(format!("{:?}", protocol.values.get(protocol.root))));
+    match protocol.values.get(protocol.root) {
+        Value::Int(PROTOCOL) => {}
+        Value::Int(other) => return Err(LegacyError::Protocol(other.to_string())),
+        other => return Err(LegacyError::Protocol(other.type_name().to_owned())),
     }
     stream.next_pickle("sys_info")?;
     let object = stream.next_pickle("object")?;
