@@ -66,26 +66,30 @@ impl Values {
     /// Bytes or a byte array, also in the spelling of protocol 2 and older, `_codecs.encode(text, 'latin1')`.
     #[must_use]
     pub fn as_bytes(&self, id: ValueId) -> Option<Cow<'_, [u8]>> {
-        let call = match self.get(id) {
-            Value::Bytes(bytes) => return Some(Cow::Borrowed(bytes)),
-            Value::Call(call) => call,
-            _ => return None,
-        };
-        match (self.constructor(&call)?, self.args(&call)) {
-            (("builtins", "bytes" | "bytearray"), []) => Some(Cow::Borrowed(&[])),
-            (("builtins", "bytes" | "bytearray"), &[inner]) => match self.get(inner) {
-                Value::Bytes(bytes) => Some(Cow::Borrowed(bytes)),
-                _ => None,
-            },
-            (("_codecs", "encode") | ("builtins", "bytearray"), &[text, codec]) => {
-                let latin = matches!(self.as_str(codec)?, "latin1" | "latin-1" | "iso-8859-1");
-                let text = self.as_str(text).filter(|_| latin)?;
-                let bytes: Option<Vec<u8>> =
-                    text.chars().map(|char| u8::try_from(u32::from(char)).ok()).collect();
-                bytes.map(Cow::Owned)
-            }
-            _ => None,
+        let mut at = id;
+        for _ in 0..LIMITS.depth {
+            let call = match self.get(at) {
+                Value::Bytes(bytes) => return Some(Cow::Borrowed(bytes)),
+                Value::Call(call) => call,
+                _ => return None,
+            };
+            at = match (self.constructor(&call)?, self.args(&call)) {
+                (("builtins", "bytes" | "bytearray"), []) => return Some(Cow::Borrowed(&[])),
+                (("builtins", "bytes" | "bytearray"), &[inner]) => inner,
+                (("_codecs", "encode") | ("builtins", "bytearray"), &[text, codec]) => {
+                    return self.latin1(text, codec).map(Cow::Owned);
+                }
+                _ => return None,
+            };
         }
+        None
+    }
+
+    fn latin1(&self, text: ValueId, codec: ValueId) -> Option<Vec<u8>> {
+        if !matches!(self.as_str(codec)?, "latin1" | "latin-1") {
+            return None;
+        }
+        self.as_str(text)?.chars().map(|char| u8::try_from(u32::from(char)).ok()).collect()
     }
 }
 

@@ -332,3 +332,115 @@ fn damaged(error: rawzip::Error, len: u64) -> ArchiveError {
         other => ArchiveError::Damaged { what: other.to_string().to_lowercase() },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::super::testing::{TestFile, zip};
+    use super::*;
+
+    fn open(bytes: &[u8]) -> Result<Archive, ArchiveError> {
+        let file = TestFile::new(bytes);
+        Archive::open(&file.files, file.region)
+    }
+
+    /// An archive of two entries, and where its directory begins.
+    fn sample() -> (Vec<u8>, usize) {
+        let bytes = zip(&[("a/data.pkl", b"N."), ("a/data/0", b"12345678")]);
+        let directory = bytes.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
+        (bytes, directory)
+    }
+
+    #[test]
+    fn entries_are_ranges_of_the_file() {
+        let (bytes, _) = sample();
+        let file = TestFile::new(&bytes);
+        let archive = Archive::open(&file.files, file.region).unwrap();
+        let names: Vec<&str> = archive.entries().iter().map(|entry| entry.name.as_str()).collect();
+        assert_eq!(names, ["a/data.pkl", "a/data/0"]);
+        let Region { offset, len, .. } = archive.get("a/data/0").unwrap().region;
+        assert_eq!((offset, len), (80, 8));
+        assert!(archive.get("a/data/1").is_none());
+    }
+
+    #[test]
+    fn entries_may_lie_in_another_order_than_their_directory() {
+        let (mut bytes, directory) = sample();
+        let end = bytes.windows(4).rposition(|four| four == b"PK\x05\x06").unwrap();
+        let second = directory + 46 + "a/data.pkl".len();
+        bytes[directory..end].rotate_left(second - directory);
+        let archive = open(&bytes).unwrap();
+        assert_eq!(archive.entries()[0].name, "a/data/0");
+        assert_eq!(archive.get("a/data/0").unwrap().region.offset, 80);
+    }
+
+    /// Changes bytes of the first directory record.
+    fn changed(at: usize, with: &[u8]) -> Result<Archive, ArchiveError> {
+        let (mut bytes, directory) = sample();
+        bytes[directory + at..][..with.len()].copy_from_slice(with);
+        open(&bytes)
+    }
+
+    #[test]
+    fn rejects_what_cannot_be_read_in_place() {
+        assert!(matches!(changed(8, &[1]), Err(ArchiveError::Encrypted { .. })));
+        assert!(matches!(changed(8, &[0x40]), Err(ArchiveError::Encrypted { .. })));
+        assert!(matches!(changed(10, &[8]), Err(ArchiveError::Compressed { method: 8, .. })));
+        assert!(matches!(changed(20, &[1]), Err(ArchiveError::Sizes { .. })));
+    }
+
+    #[test]
+    fn rejects_names_that_are_not_unique_or_not_at_the_data() {
+        let twice = zip(&[("a", b"1"), ("a", b"2")]);
+        assert!(matches!(open(&twice), Err(ArchiveError::Duplicate { name }) if name == "a"));
+        assert!(matches!(changed(46, b"b"), Err(ArchiveError::LocalHeader { at: 0, .. })));
+        let (mut bytes, _) = sample();
+        bytes[0] = b'Q';
+        assert!(matches!(open(&bytes), Err(ArchiveError::LocalHeader { at: 0, .. })));
+    }
+
+    #[test]
+    fn rejects_ranges_that_overlap_or_leave_the_file() {
+        // Both sizes grow, so that the first entry reaches into the second.
+        let longer = [3, 0, 0, 0, 3, 0, 0, 0];
+        assert!(matches!(changed(20, &longer), Err(ArchiveError::Overlap { at: 0, end: 42, .. })));
+        let (mut bytes, directory) = sample();
+        let second = directory + 46 + "a/data.pkl".len();
+        bytes[second + 20..][..8].fill(0xf0);
+        assert!(matches!(open(&bytes), Err(ArchiveError::Overlap { at: 42, .. })));
+        // The extra field of the local header moves the data.
+        let (mut bytes, _) = sample();
+        bytes[28] = 1;
+        assert!(matches!(open(&bytes), Err(ArchiveError::Overlap { at: 0, .. })));
+        // Two records of one header.
+        let (mut bytes, directory) = sample();
+        let second = directory + 46 + "a/data.pkl".len();
+        bytes[second + 42..][..4].fill(0);
+        assert!(open(&bytes).is_err());
+    }
+
+    #[test]
+    fn rejects_counts_that_are_wrong() {
+        let (mut bytes, _) = sample();
+        let end = bytes.len() - 22;
+        bytes[end + 8..][..4].copy_from_slice(&[3, 0, 3, 0]);
+        assert!(matches!(open(&bytes), Err(ArchiveError::EntryCount { announced: 3, found: 2 })));
+    }
+
+    #[test]
+    fn rejects_archives_behind_something_else() {
+        let (bytes, _) = sample();
+        let behind = [b"PK\x03\x04junk", bytes.as_slice()].concat();
+        assert!(matches!(open(&behind), Err(ArchiveError::Prefix { start: 8 })));
+        let both = [bytes.clone(), bytes].concat();
+        assert!(matches!(open(&both), Err(ArchiveError::Damaged { .. })));
+    }
+
+    #[test]
+    fn rejects_a_cut_off_archive() {
+        let (bytes, _) = sample();
+        let cut = &bytes[..bytes.len() - 30];
+        assert!(matches!(open(cut), Err(ArchiveError::NoDirectory { .. })));
+    }
+}

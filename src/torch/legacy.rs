@@ -96,8 +96,10 @@ pub(super) fn open(
     let mut stream = Stream { files, region, head: Vec::new(), at: 0 };
     stream.next_pickle("magic number")?;
     let protocol = stream.next_pickle("protocol")?;
-    if protocol.values.as_i64(protocol.root) != Some(PROTOCOL) {
-        return Err(LegacyError::Protocol(format!("{:?}", protocol.values.get(protocol.root))));
+    match protocol.values.get(protocol.root) {
+        Value::Int(PROTOCOL) => {}
+        Value::Int(other) => return Err(LegacyError::Protocol(other.to_string())),
+        other => return Err(LegacyError::Protocol(other.type_name().to_owned())),
     }
     stream.next_pickle("sys_info")?;
     let object = stream.next_pickle("object")?;
@@ -209,5 +211,80 @@ impl Stream<'_> {
         let region = len.and_then(|len| self.region.part(start, len));
         let region = region.ok_or_else(|| cut_off(numel))?;
         Ok((region, start + region.len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::super::testing::{TestFile, tensors};
+    use super::super::{TorchError, TorchFile};
+    use super::*;
+
+    const HEADER: &[u8] = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.";
+
+    /// `_rebuild_tensor_v2` of four floats in storage `7`.
+    const OBJECT: &[u8] =
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((Vstorage\nctorch\nFloatStorage\n\
+        V7\nVcpu\nK\x04NtQK\x00(K\x04t(K\x01t\x89}tR.";
+
+    const FLOATS: &[u8] = b"\x04\0\0\0\0\0\0\x000123456789abcdef";
+
+    fn open(parts: &[&[u8]]) -> Result<TorchFile, LegacyError> {
+        TestFile::new(&parts.concat()).open().map_err(|error| match error {
+            TorchError::Legacy(error) => error,
+            other => unreachable!("{other}"),
+        })
+    }
+
+    #[test]
+    fn storages_are_found_by_their_place() {
+        let file = open(&[HEADER, OBJECT, b"(V7\nl.", FLOATS]).unwrap();
+        let (_, tensor) = tensors(&file).pop().unwrap();
+        let start = HEADER.len() + OBJECT.len() + 6 + 8;
+        assert_eq!(tensor.unwrap().storage().offset, start as u64);
+    }
+
+    #[test]
+    fn pickles_longer_than_the_first_window_are_read() {
+        let long = [b"(".as_slice(), &b"K\x00".repeat(200_000), b"1"].concat();
+        let object = [&OBJECT[..2], &long, &OBJECT[2..]].concat();
+        let file = open(&[HEADER, &object, b"(V7\nl.", FLOATS]).unwrap();
+        assert_eq!(tensors(&file).len(), 1);
+    }
+
+    #[test]
+    fn offsets_in_errors_count_from_the_start_of_the_file() {
+        let error = open(&[HEADER, b"N0\xff"]).unwrap_err();
+        let LegacyError::Pickle { part: "object", source } = error else { unreachable!() };
+        assert_eq!(source.at, HEADER.len() as u64 + 2);
+    }
+
+    #[test]
+    fn rejects_streams_that_are_not_whole() {
+        let keys = b"(V7\nl.";
+        let is_cut = |error| matches!(error, LegacyError::CutOff { key, .. } if key == "7");
+        assert!(is_cut(open(&[HEADER, OBJECT, keys]).unwrap_err()));
+        assert!(is_cut(open(&[HEADER, OBJECT, keys, &FLOATS[..23]]).unwrap_err()));
+        assert!(is_cut(open(&[HEADER, OBJECT, keys, &[0xff; 100]]).unwrap_err()));
+        let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
+        assert!(is_cut(open(&[HEADER, OBJECT, keys, &huge]).unwrap_err()));
+    }
+
+    #[test]
+    fn rejects_key_lists_that_do_not_belong_to_the_object() {
+        let open = |keys: &[u8]| open(&[HEADER, OBJECT, keys, FLOATS, FLOATS]).unwrap_err();
+        assert!(matches!(open(b"N."), LegacyError::Keys));
+        assert!(matches!(open(b"(Nl."), LegacyError::Keys));
+        assert!(matches!(open(b"(V8\nl."), LegacyError::Unreferenced { key } if key == "8"));
+        assert!(matches!(open(b"(V7\nV7\nl."), LegacyError::Duplicate { key } if key == "7"));
+    }
+
+    #[test]
+    fn rejects_other_versions() {
+        let other = HEADER.iter().map(|&byte| if byte == 0xe9 { 0xea } else { byte });
+        let error = open(&[&other.collect::<Vec<_>>()]).unwrap_err();
+        assert!(matches!(error, LegacyError::Protocol(_)));
     }
 }

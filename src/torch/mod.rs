@@ -11,6 +11,10 @@ mod archive;
 mod legacy;
 pub mod pickle;
 mod rebuild;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod value;
 
 use std::collections::HashMap;
@@ -259,15 +263,14 @@ fn byte_order(files: &FileSet, archive: &Archive, folder: &str) -> Result<ByteOr
     let Some(entry) = archive.get(&format!("{folder}byteorder")) else {
         return Ok(ByteOrder::Little);
     };
+    let unknown = || TorchError::ByteOrder { name: entry.name.clone() };
     let mut word = [0; 6];
-    let word = match usize::try_from(entry.region.len).ok().and_then(|len| word.get_mut(..len)) {
-        Some(word) => word,
-        None => return Err(TorchError::ByteOrder { name: entry.name.clone() }),
-    };
+    let len = usize::try_from(entry.region.len).map_err(|_| unknown())?;
+    let word = word.get_mut(..len).ok_or_else(unknown)?;
     files.read_exact_at(entry.region.file, word, entry.region.offset)?;
     match &*word {
         b"little" => Ok(ByteOrder::Little),
         b"big" => Ok(ByteOrder::Big),
-        _ => Err(TorchError::ByteOrder { name: entry.name.clone() }),
+        _ => Err(unknown()),
     }
 }

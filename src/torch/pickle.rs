@@ -84,7 +84,14 @@ pub enum PickleErrorKind {
     BadText(&'static str),
     /// More than this process is willing to hold.
     #[error("the pickle needs {0}")]
-    TooMany(#[from] TooMany),
+    TooMany(TooMany),
+}
+
+// Not `#[from]`, which would make it a source and have it said twice.
+impl From<TooMany> for PickleErrorKind {
+    fn from(too_many: TooMany) -> Self {
+        Self::TooMany(too_many)
+    }
 }
 
 /// Reads the pickle that starts at the first byte.

@@ -4,6 +4,9 @@
 //! The functions and their arguments are those of `torch/_utils.py` and `torch/_tensor.py` (torch 1.0 to 2.15),
 //! `torch_npu/utils/storage.py`, and their namesakes in msadapter and mindtorch.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
 use thiserror::Error;
@@ -111,8 +114,8 @@ pub enum RebuildError {
 /// What a function makes of its arguments.
 #[derive(Debug, Clone, Copy)]
 enum Function {
-    /// A strided view: (storage, offset, size, stride, ...), and at which place a dtype and the metadata are.
-    View { dtype: Option<usize>, metadata: Option<usize> },
+    /// A strided view: (storage, offset, size, stride, ...).
+    View(Places),
     /// The tensor that is the first argument.
     Wrapper,
     /// The tensor that another function makes: (function, class, arguments, ...).
@@ -121,8 +124,15 @@ enum Function {
     Unreadable(&'static str),
 }
 
+/// At which place a view function has the arguments that not all have.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    dtype: Option<usize>,
+    metadata: Option<usize>,
+}
+
 const fn view(dtype: Option<usize>, metadata: Option<usize>) -> Function {
-    Function::View { dtype, metadata }
+    Function::View(Places { dtype, metadata })
 }
 
 #[rustfmt::skip]
@@ -253,8 +263,7 @@ pub(super) fn tensor(
         let malformed = |what| RebuildError::Arguments { function: name, what };
         let list = values.elements(args).ok_or(malformed("its arguments are no tuple"))?;
         match function {
-            Function::View { dtype, metadata } => {
-                let places = Places { dtype, metadata };
+            Function::View(places) => {
                 return strided(values, storages, name, list, places).map(Some);
             }
             Function::Wrapper => {
@@ -309,12 +318,6 @@ fn foreign(values: &Values, callable: ValueId) -> Option<RebuildError> {
 fn unknown(values: &Values, callable: ValueId) -> RebuildError {
     let function = values.class_name(callable).unwrap_or_else(|| "an unnamed function".to_owned());
     RebuildError::UnknownFunction { function }
-}
-
-/// Where among the arguments of a view function the ones are that not all have.
-struct Places {
-    dtype: Option<usize>,
-    metadata: Option<usize>,
 }
 
 fn strided(

@@ -39,9 +39,8 @@ pub(super) fn integer(text: &[u8]) -> Option<Vec<u8>> {
 
 /// What a Python 2 string literal with its quotes stands for (`repr` of a `str`).
 pub(super) fn quoted(line: &[u8]) -> Option<Vec<u8>> {
-    let inner = match line.trim_ascii_end() {
-        [b'\'', inner @ .., b'\''] | [b'"', inner @ .., b'"'] => inner,
-        _ => return None,
+    let ([b'\'', inner @ .., b'\''] | [b'"', inner @ .., b'"']) = line.trim_ascii_end() else {
+        return None;
     };
     let mut bytes = Vec::with_capacity(inner.len());
     let mut rest = inner;
