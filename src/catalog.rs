@@ -81,7 +81,7 @@ pub struct Problem {
 
 impl Problem {
     /// A problem with one tensor.
-    pub fn of_tensor(tensor: impl Into<String>, message: impl ToString) -> Self {
+    pub fn of_tensor(tensor: impl Into<String>, message: &impl ToString) -> Self {
         Self { file: None, tensor: Some(tensor.into()), message: message.to_string() }
     }
 }
@@ -119,7 +119,7 @@ impl Catalog {
             Ok(()) => {
                 self.tensors.insert(name, entry);
             }
-            Err(error) => self.problems.push(Problem::of_tensor(name.as_str(), error)),
+            Err(error) => self.problems.push(Problem::of_tensor(name.as_str(), &error)),
         }
     }
 
@@ -132,10 +132,10 @@ impl Catalog {
             }
             return;
         };
-        if let Some(copy) = copy.clone() {
-            if let Err(error) = entry.tensor.add_copy(copy) {
-                self.problems.push(Problem::of_tensor(name.as_str(), error));
-            }
+        if let Some(copy) = copy.clone()
+            && let Err(error) = entry.tensor.add_copy(copy)
+        {
+            self.problems.push(Problem::of_tensor(name.as_str(), &error));
         }
         self.tied.insert(name, Tied { to, copy });
     }

@@ -122,6 +122,7 @@ fn largest_box(shape: &[u64], at: u64, end: u64) -> Extent {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

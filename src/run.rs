@@ -64,8 +64,8 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
 }
 
 fn compared(args: &CompareArgs, selection: &Selection) -> Result<Report> {
-    let a = formats::open(&args.a, &args.input.options(0)).context(SIDES[0])?;
-    let b = formats::open(&args.b, &args.input.options(1)).context(SIDES[1])?;
+    let a = open(0, &args.a, args)?;
+    let b = open(1, &args.b, args)?;
     let pairing = pair(&a, &b, selection);
     let total = bytes_to_compare(&pairing.pairs);
     let tensors = progress::with_progress(total, !args.quiet, |done| {
@@ -91,6 +91,15 @@ fn compared(args: &CompareArgs, selection: &Selection) -> Result<Report> {
         verdict: verdict::of_all(&tensors, unpaired, problems),
         sides: [side(a, pairing.a_only), side(b, pairing.b_only)],
         tensors,
+    })
+}
+
+/// Opens one side; every line of what may go wrong says which.
+fn open(side: usize, path: &Path, args: &CompareArgs) -> Result<Catalog> {
+    formats::open(path, &args.input.options(side)).map_err(|error| {
+        let causes = format!("{:#}", anyhow::Error::from(error));
+        let lines = causes.lines().map(|line| format!("{}: {line}", SIDES[side]));
+        anyhow::Error::msg(lines.collect::<Vec<_>>().join("\n"))
     })
 }
 

@@ -98,11 +98,11 @@ pub(super) fn read_single(
         .map_err(|source| OpenError::Layout { path: located.path.clone(), source })?;
     facts.forget_other_stages();
     let mut notes = Vec::new();
-    if let Ok(whole) = whole {
-        if whole.tp * whole.pp * whole.ep > 1 {
-            let sizes = sizes_text(&whole);
-            notes.push(format!("one shard of {sizes}, compared as the shard that it is"));
-        }
+    if let Ok(whole) = whole
+        && whole.tp * whole.pp * whole.ep > 1
+    {
+        let sizes = sizes_text(&whole);
+        notes.push(format!("one shard of {sizes}, compared as the shard that it is"));
     }
     let ranks = Ranks { located, files, world, facts, notes };
     Ok(ranks.into_catalog(vec![(RankCoord::default(), rank)], options))
@@ -111,7 +111,6 @@ pub(super) fn read_single(
 /// A rank's folder and the model file in it.
 struct RankFolder {
     name: RankName,
-    text: String,
     file: FileId,
 }
 
@@ -154,7 +153,7 @@ fn rank_folders(path: &Path, files: &mut FileSet) -> Result<Vec<RankFolder>, Ope
     }
     let folder = |(name, text): (RankName, String)| {
         let path = model_file(&path.join(&text)).unwrap_or_default();
-        Ok(RankFolder { name, file: add(files, &path)?, text })
+        Ok(RankFolder { name, file: add(files, &path)? })
     };
     found.into_iter().map(folder).collect()
 }
@@ -220,6 +219,7 @@ fn sizes_text(world: &World) -> String {
 
 /// What one rank's file holds.
 struct RankFile {
+    path: PathBuf,
     args: Option<BTreeMap<String, Fact>>,
     iteration: Option<u64>,
     version: Option<f64>,
@@ -233,7 +233,9 @@ impl RankFile {
     fn read(files: &FileSet, file: FileId, torch: &TorchFile) -> Self {
         let values = torch.values();
         let top = |key: &str| values.dict_get(torch.root(), key);
+        let path = files.path(file);
         let mut rank = Self {
+            path: path.to_path_buf(),
             args: top("args").and_then(|args| facts_of(torch, args)),
             iteration: top("iteration").and_then(|id| values.as_u64(id)),
             version: top("checkpoint_version").and_then(|id| values.as_f64(id)),
@@ -241,7 +243,6 @@ impl RankFile {
             left_out: 0,
             problems: Vec::new(),
         };
-        let path = files.path(file);
         let Some(entries) = values.mapping(torch.root()) else {
             rank.problems.push(Problem {
                 file: Some(path.to_path_buf()),
@@ -409,7 +410,7 @@ impl Ranks<'_> {
             problems.extend(rank.problems);
             if !rank.chunks.keys().eq(&chunks) {
                 problems.push(Problem {
-                    file: Some(located.path.join(format!("tp {}, pp {}", coord.tp, coord.pp))),
+                    file: Some(rank.path),
                     tensor: None,
                     message: format!(
                         "holds {} of the {} model chunks that other ranks hold",
@@ -438,7 +439,7 @@ impl Ranks<'_> {
         let mut catalog = Catalog::new(origin, files);
         catalog.notes = notes;
         catalog.problems = problems;
-        let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, error);
+        let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
         catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
         let mut unruled = Vec::new();
         for (name, merged) in assembly.tensors {

@@ -18,7 +18,7 @@ pub enum Fact {
     /// A text.
     Text(String),
     /// A list, a tuple or a set.
-    List(Vec<Fact>),
+    List(Vec<Self>),
     /// Anything else, by its class.
     Opaque(String),
 }

@@ -94,7 +94,7 @@ impl Merger<'_> {
         }
         let (firsts, parts): (Vec<&Local>, Vec<LogicalTensor>) = parts.into_values().unzip();
         if parts.len() == 1 {
-            return LogicalTensor::concat(0, parts).or_else(|_| Err(LayoutError::NoShard));
+            return LogicalTensor::concat(0, parts).map_err(|_| LayoutError::NoShard);
         }
         let join = if firsts.iter().all(|local| local.whole) {
             Join::Copies

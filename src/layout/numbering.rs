@@ -17,7 +17,7 @@ pub struct Chunk {
 
 /// A name cut at its first list of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LayerName<'n> {
+pub(super) struct LayerName<'n> {
     /// What stands before `layers.`, its dot included.
     pub stack: &'n str,
     /// The index behind it.
@@ -29,7 +29,7 @@ pub struct LayerName<'n> {
 impl<'n> LayerName<'n> {
     /// Cuts a name at its first `layers.N`; `None` where it has none.
     #[must_use]
-    pub fn parse(name: &'n str) -> Option<Self> {
+    pub(super) fn parse(name: &'n str) -> Option<Self> {
         let stack = match name.strip_prefix("layers.") {
             Some(_) => "",
             None => &name[..=name.find(".layers.")?],
@@ -42,7 +42,7 @@ impl<'n> LayerName<'n> {
 
     /// The name with another index.
     #[must_use]
-    pub fn with_index(&self, index: u64) -> String {
+    pub(super) fn with_index(&self, index: u64) -> String {
         format!("{}layers.{index}{}", self.stack, self.rest)
     }
 }
@@ -202,7 +202,7 @@ fn stage_sizes(
     let chunks = counts.len() as u64;
     let sizes: Vec<u64> = match listed {
         Some(sizes) => sizes,
-        None if declared % chunks == 0 => vec![declared / chunks; counts.len()],
+        None if declared.is_multiple_of(chunks) => vec![declared / chunks; counts.len()],
         None => return None,
     };
     let sizes: BTreeMap<Chunk, u64> = counts.keys().copied().zip(sizes).collect();
@@ -212,7 +212,7 @@ fn stage_sizes(
 
 /// Which expert a rank's i-th one is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExpertNumbers {
+pub(super) struct ExpertNumbers {
     /// Experts that the rank holds.
     pub local: u64,
     /// The rank's place among those that share the experts out.
@@ -222,14 +222,14 @@ pub struct ExpertNumbers {
 impl ExpertNumbers {
     /// The global index of the rank's `index`-th expert.
     #[must_use]
-    pub fn global(&self, index: u64) -> u64 {
+    pub(super) fn global(&self, index: u64) -> u64 {
         self.slot.saturating_mul(self.local).saturating_add(index)
     }
 }
 
 /// A name cut at its expert index: what is before, the index, what follows it.
 #[must_use]
-pub fn split_expert(name: &str) -> Option<(&str, u64, &str)> {
+pub(super) fn split_expert(name: &str) -> Option<(&str, u64, &str)> {
     const LIST: &str = ".experts.local_experts.";
     let start = name.find(LIST)? + LIST.len();
     let digits = name[start..].find('.')?;

@@ -15,7 +15,7 @@ use super::{Facts, HeadOrder, LayoutError, RankCoord, World};
 
 /// A rank's tensor under its canonical name, indices still the rank's own.
 #[derive(Debug, Clone)]
-pub struct Local {
+pub(super) struct Local {
     /// Canonical name.
     pub name: String,
     /// The rank that stores it.
@@ -28,7 +28,7 @@ pub struct Local {
 
 /// One of a rank's tensors, by canonical name.
 #[derive(Debug, Clone)]
-pub struct Named {
+pub(super) struct Named {
     /// The name in the file.
     pub stored_name: Arc<str>,
     /// The tensor.
@@ -36,7 +36,7 @@ pub struct Named {
 }
 
 /// All the tensors of one model chunk of one rank, by canonical name.
-pub type RankTensors = BTreeMap<String, Named>;
+pub(super) type RankTensors = BTreeMap<String, Named>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fusion {
@@ -365,7 +365,7 @@ fn two_dims(stored: &StoredTensor) -> Result<[u64; 2], LayoutError> {
 }
 
 fn divide(size: u64, parts: u64, stored: &StoredTensor) -> Result<u64, LayoutError> {
-    if size % parts == 0 {
+    if size.is_multiple_of(parts) {
         return Ok(size / parts);
     }
     Err(TensorError::NotDivisible { dim: 0, inner: parts, shape: stored.shape().to_vec() }.into())

@@ -34,8 +34,8 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
         format!("{}, {} elements", counted(catalog.tensors.len(), "tensor"), grouped(elements));
     writeln!(out, "{}", row("tensors", &tensors))?;
     if origin.left_out > 0 {
-        let left_out = format!("{} that are no weights", counted(origin.left_out, "entry"));
-        writeln!(out, "{}", row("left out", &left_out.replace("entrys", "entries")))?;
+        let left_out = format!("{} that is no weight", counted(origin.left_out, "buffer"));
+        writeln!(out, "{}", row("left out", &left_out))?;
     }
     for note in &catalog.notes {
         writeln!(out, "{}", row("note", note))?;

@@ -262,15 +262,18 @@ fn closing(report: &Report, style: Style) -> String {
                 differences(report, count(Verdict::Different))
             )
         }
+        Verdict::Trouble if total == 0 => {
+            format!("{}: nothing to compare", style.bad("trouble"))
+        }
         Verdict::Trouble => {
             let problems: usize = report.sides.iter().map(|side| side.problems.len()).sum();
-            let unread = problems + count(Verdict::Trouble);
-            let mut text =
-                format!("{}: {} could not be read or compared", style.bad("trouble"), unread);
-            if total == 0 {
-                text = format!("{}: nothing to compare", style.bad("trouble"));
-            }
-            text
+            let unread = count(Verdict::Trouble);
+            format!(
+                "{}: {} could not be read or put together; for the rest, {}",
+                style.bad("trouble"),
+                counted(problems + unread, "part"),
+                differences(report, count(Verdict::Different))
+            )
         }
     }
 }
@@ -289,7 +292,8 @@ fn differences(report: &Report, different: usize) -> String {
     }
     let diverged: usize = report.tensors.iter().map(|tensor| tensor.replicas.len()).sum();
     if diverged > 0 {
-        parts.push(format!("{} disagree with their first copy", counted(diverged, "replica")));
+        let verb = if diverged == 1 { "disagrees" } else { "disagree" };
+        parts.push(format!("{} {verb} with the first copy", counted(diverged, "replica")));
     }
     parts.join(", ")
 }

@@ -279,7 +279,7 @@ impl LogicalTensor {
     pub fn split_axis(&self, dim: usize, inner: u64) -> Result<Self, TensorError> {
         self.check_dim(dim)?;
         let size = self.shape[dim];
-        if inner == 0 || size % inner != 0 {
+        if inner == 0 || !size.is_multiple_of(inner) {
             return Err(TensorError::NotDivisible { dim, inner, shape: self.shape.clone() });
         }
         let element = self.dtype.size();
