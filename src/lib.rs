@@ -1,4 +1,81 @@
-//! ckptcmp
+//! Compare two training checkpoints of large models, tensor by tensor, whatever the parallel layout of each,
+//! without ever executing a byte of them.
+//!
+//! # The idea
+//!
+//! **A tensor is a set of strided pieces over regions of files.** Everything that a layout, a format or a naming
+//! convention does to a tensor (shard, concatenate, regroup gate and up, split q/k/v, transpose, trim padding,
+//! rename) is metadata: another set of pieces. No bytes move until the comparison streams them, once, block by block. So
+//!
+//! - a format only says where bytes are; a layout rule only says where they belong; the kernel only ever sees two
+//!   dense blocks;
+//! - memory is bounded by blocks, not by models: any layout against any other costs one read of each side;
+//! - sums run over *logical* blocks in a fixed order, so the answer has the same bits for every layout, number of
+//!   threads and CPU.
+//!
+//! ```text
+//! path ─► formats ─► torch ─► layout (names, unfuse, number, merge) ─► Catalog ─► pairing ─► compare ─► verdict ─► report
+//!         where?     what     which part of what?                        ▲                    gather,
+//!                    lies                                        the one type                 kernel
+//!                    there?                                      at the centre
+//! ```
+//!
+//! Left of the [`Catalog`](catalog::Catalog) everything is formats; nothing right of it knows that a format exists.
+//!
+//! # Code map, in the order of the flow
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`dtype`], [`extent`], [`limits`] | vocabulary: element types, boxes in index space, what a file may ask for |
+//! | [`io`] | files, regions of them, positioned reads |
+//! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
+//! | [`torch`] | what `torch.save` writes: zip or stream, pickle as inert data, storages; knows nothing of ranks |
+//! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites |
+//! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
+//! | [`catalog`] | what a checkpoint holds |
+//! | [`formats`] | a path in, a catalog out; one file a format |
+//! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
+//! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
+//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |
+//! | [`verdict`] | statistics -> identical, equal, different or trouble -> exit code |
+//! | [`report`] | a finished comparison -> screen, JSON; a catalog -> inspection |
+//! | [`cli`], [`run`] | typed flags; the pipeline on one screen |
+//!
+//! Where to go for a change: a new format is a file and a row in [`formats`]; a new layout rule is a line in
+//! [`layout::rules`]; a new spelling of a name is a line in [`names::megatron`]; a tensor that is stored fused is a row in
+//! `layout/unfuse.rs`; a new metric is a row in [`compare::metrics`]; a new output is a file in [`report`].
+//!
+//! # Invariants
+//!
+//! - A module uses only names to its left in the flow; `tests/tidy.rs` holds the table.
+//! - Nothing from a file is looked up or run: a pickle becomes an arena of plain values ([`torch::Values`]).
+//! - Sizes and offsets from files are `u64`, bounded by [`limits`] at the gate ([`tensor::StoredTensor::new`],
+//!   [`layout::Facts::size`]) and checked before anything is allocated.
+//! - Pieces are proven to tile a shape before a tensor enters a catalog.
+//! - No rule for a name that has more than one shard is an error that names it, never "replicated".
+//! - One bad tensor is a problem in the catalog and the rest is still compared (exit code 2); a checkpoint that
+//!   cannot be put together is an error (2); a difference is a result (1).
+//! - Partial statistics are folded by block index; nothing floating goes through an unordered reduction.
+//! - Only `report`, `main` and [`complain`] write to the terminal.
+//!
+//! # Example
+//!
+//! ```
+//! use std::path::Path;
+//! use std::sync::atomic::AtomicU64;
+//! use ckptcmp::{compare, formats, pairing};
+//!
+//! let open = |layout: &str| {
+//!     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/layouts/gpt-small").join(layout);
+//!     formats::open(&path, &formats::OpenOptions::default())
+//! };
+//! let (a, b) = (open("tp1")?, open("tp2")?);
+//! let pairing = pairing::pair(&a, &b, &pairing::Selection::default());
+//! let tensors = compare::compare(&pairing.pairs, [&a.files, &b.files], &AtomicU64::new(0));
+//! assert!(tensors.iter().all(|tensor| ckptcmp::verdict::of_tensor(tensor).exit_code() == 0));
+//! # Ok::<(), formats::OpenError>(())
+//! ```
+
 pub mod catalog;
 pub mod cli;
 pub mod compare;

@@ -135,16 +135,16 @@ fn folder_of(output: &Path) -> &Path {
 
 /// Writes beside the result and renames, so that an interrupted run leaves no file.
 fn write_output(output: &Path, force: bool, report: &Report, metrics: &[&Metric]) -> Result<()> {
+    // All of it is there before the first byte is written, so that an interruption finds next to nothing to interrupt.
+    let mut json = Vec::new();
+    report::json::write(report, metrics, &mut json)?;
     let write = || -> Result<()> {
         let mut builder = tempfile::Builder::new();
         builder.prefix(".ckptcmp-");
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let mut file = builder.tempfile_in(folder_of(output))?;
-        let mut buffered = io::BufWriter::new(&mut file);
-        report::json::write(report, metrics, &mut buffered)?;
-        buffered.flush()?;
-        drop(buffered);
+        file.write_all(&json)?;
         match force {
             true => file.persist(output)?,
             false => file.persist_noclobber(output)?,

@@ -188,8 +188,10 @@ fn check_present(
         return Ok(());
     }
     let says = if facts.are_known() { "the checkpoint says" } else { "the other folders make it" };
-    let lost = if world.etp < world.tp {
+    let hint = if world.etp < world.tp {
         "; Megatron-Core 0.10 to 0.18.0 never writes some of them in this layout"
+    } else if world.ep > 1 && facts.get("expert_tensor_parallel_size").is_none() {
+        "; if experts are not split like dense layers, say --set expert_tensor_parallel_size=1"
     } else {
         ""
     };
@@ -199,7 +201,7 @@ fn check_present(
         MissingShard {
             path,
             rank,
-            why: format!("{says} {} ({part} need it{lost})", sizes_text(world)),
+            why: format!("{says} {} ({part} need it{hint})", sizes_text(world)),
         }
     });
     Err(OpenError::MissingShards { shards: shards.collect() })
