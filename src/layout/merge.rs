@@ -61,7 +61,6 @@ impl Merger<'_> {
             }
         }
         let tensor = whole.ok_or(LayoutError::NoShard)?;
-        tensor.check_tiling()?;
         let is_vocab = sharding == Some(Sharding::Vocab);
         Ok(Merged { tensor, is_vocab, has_no_rule: sharding.is_none() })
     }
@@ -93,10 +92,8 @@ impl Merger<'_> {
             });
         }
         let (firsts, parts): (Vec<&Local>, Vec<LogicalTensor>) = parts.into_values().unzip();
-        if parts.len() == 1 {
-            return LogicalTensor::concat(0, parts).map_err(|_| LayoutError::NoShard);
-        }
-        let join = if firsts.iter().all(|local| local.whole) {
+        // Where one part is all there is, nothing has to be known of how it was cut.
+        let join = if parts.len() == 1 || firsts.iter().all(|local| local.whole) {
             Join::Copies
         } else {
             let sharding = sharding.ok_or(LayoutError::NoRule)?;
@@ -125,15 +122,14 @@ impl Merger<'_> {
             .iter()
             .map(|part| self.dim(module, "linear_fc2.weight", 1, part.rank))
             .sum::<Option<u64>>();
-        let (total, gated_by_args) = (
-            rows.iter().sum::<u64>(),
-            self.facts.is_on("swiglu") || self.facts.is_on("quick_geglu"),
-        );
+        let total: u64 = rows.iter().sum();
         let is_gated = match columns {
             Some(columns) if total == columns * 2 => true,
             Some(columns) if total == columns => false,
             Some(columns) => return Err(LayoutError::NeitherGatedNorNot { rows: total, columns }),
-            None if self.facts.get("swiglu").is_some() => gated_by_args,
+            None if self.facts.get("swiglu").is_some() => {
+                self.facts.is_on("swiglu") || self.facts.is_on("quick_geglu")
+            }
             None => return Err(LayoutError::FactMissing { fact: "swiglu" }),
         };
         if !is_gated {

@@ -123,12 +123,12 @@ pub enum LayoutError {
         /// Experts of a layer on one rank.
         experts: u64,
     },
-    /// Ranks hold different numbers of experts.
-    #[error("rank holds {found} experts where another one holds {expected}")]
+    /// A rank holds another number of experts than it should.
+    #[error("a rank holds {found} experts where there should be {expected}")]
     UnevenExperts {
-        /// Experts of one rank.
+        /// Experts of the rank.
         found: u64,
-        /// Experts of another rank.
+        /// Experts that another rank holds, or that `args` gives it.
         expected: u64,
     },
     /// A fused tensor has the wrong number of dimensions.
@@ -301,9 +301,11 @@ fn numbered<'r>(
     facts: &Facts,
     assembly: &mut Assembly,
 ) -> Groups {
-    let chunks: BTreeSet<Chunk> = ranks.map(|rank| rank.chunk()).collect();
+    let virtual_stages = ranks.map(|rank| rank.vp + 1).max().unwrap_or(1);
+    let chunk = |vp| (0..world.pp).map(move |pp| Chunk { vp, pp });
+    let chunks: BTreeSet<Chunk> = (0..virtual_stages).flat_map(chunk).collect();
     let layers = number_layers(&locals, &chunks, facts, assembly);
-    let experts = count_experts(&locals, assembly);
+    let experts = count_experts(&locals, world, facts, assembly);
     let mut groups = Groups::new();
     for mut local in locals {
         let chunk = local.rank.chunk();
@@ -351,8 +353,13 @@ fn number_layers(
 /// A list of experts: its chunk and its name with the rank's own layer index.
 type ExpertList = (Chunk, String);
 
-/// Experts that each rank holds of each list; a list on whose length ranks disagree is reported and left out.
-fn count_experts(locals: &[Local], assembly: &mut Assembly) -> BTreeMap<ExpertList, u64> {
+/// Experts that each rank holds of each list. A list on whose length the ranks and `args` disagree is reported and left out.
+fn count_experts(
+    locals: &[Local],
+    world: &World,
+    facts: &Facts,
+    assembly: &mut Assembly,
+) -> BTreeMap<ExpertList, u64> {
     let mut by_rank: BTreeMap<(ExpertList, RankCoord), u64> = BTreeMap::new();
     for local in locals {
         if let Some((list, index, _)) = split_expert(&local.name) {
@@ -361,11 +368,18 @@ fn count_experts(locals: &[Local], assembly: &mut Assembly) -> BTreeMap<ExpertLi
             *count = (*count).max(index.saturating_add(1));
         }
     }
+    // The highest index tells, but where an expert was lost it tells too little.
+    let shares = world.declared_expert_shares;
+    let declared = facts.size("num_experts").filter(|experts| experts.is_multiple_of(shares));
     let mut counts: BTreeMap<ExpertList, u64> = BTreeMap::new();
     let mut uneven = BTreeMap::new();
     for ((list, _), found) in by_rank {
-        let expected = *counts.entry(list.clone()).or_insert(found);
-        if expected != found {
+        let expected = *counts.entry(list.clone()).or_insert(match declared {
+            Some(experts) => experts / shares,
+            None => found,
+        });
+        let fits = if declared.is_some() { found <= expected } else { found == expected };
+        if !fits {
             uneven.insert(list, LayoutError::UnevenExperts { found, expected });
         }
     }
