@@ -9,8 +9,14 @@ use crate::tensor::{ByteOrder, Piece};
 /// Most bytes of one read. Above a mebibyte nothing is won; below a quarter of one it costs.
 const READ: usize = 1 << 20;
 
-/// A read may fetch bytes between the wanted ones while at least this share of it is wanted.
-const DENSITY: usize = 4;
+/// A read may fetch bytes between the wanted ones while at least half of it is wanted.
+const DENSITY: usize = 2;
+
+/// Most bytes that wait between being read and being put in order.
+const SCRATCH: usize = 32 << 20;
+
+/// Bytes between two reads in the scratch: lines whose length is a power of two would fall on the same cache lines.
+const PADDING: usize = 128;
 
 /// Fills `out` with the elements `start..` of a tensor in row-major order, little-endian.
 ///
@@ -38,10 +44,11 @@ pub(super) fn gather(
             }
             let Some(part) = piece.clip(&extent, element.size as u64) else { continue };
             let first: u64 = part.extent.offsets.iter().zip(&strides).map(|(o, s)| o * s).sum();
-            let mut reader = Reader { files, piece: &part, element, out, scratch };
+            let mut reader = Reader { files, piece: &part, element, scratch };
             let dims = Dim::of(&part, &strides);
             let at = index((first - start) * element.size as u64);
-            result = reader.read(&dims, part.offset, at).map_err(|error| (part.file, error));
+            let read = reader.read(&dims, part.offset, &mut out[at..]);
+            result = read.map_err(|error| (part.file, error));
         }
     });
     result
@@ -96,97 +103,158 @@ struct Reader<'a> {
     files: &'a FileSet,
     piece: &'a Piece,
     element: Element,
-    out: &'a mut [u8],
     scratch: &'a mut Vec<u8>,
 }
 
 impl Reader<'_> {
-    /// Reads a box that starts at byte `offset` of the file to byte `at` of the block.
-    fn read(&mut self, dims: &[Dim], offset: u64, at: usize) -> io::Result<()> {
+    /// Reads a box that starts at byte `offset` of the file to where it belongs in `out`.
+    fn read(&mut self, dims: &[Dim], offset: u64, out: &mut [u8]) -> io::Result<()> {
         let size = self.element.size;
-        let is_one_read = |dims: &[Dim]| {
-            let bytes = span(dims) * size;
-            bytes <= READ && bytes <= DENSITY * count(dims) * size
-        };
-        if is_one_read(dims) {
-            return self.read_span(dims, offset, at);
-        }
-        // Too large or too sparse for one read: as many steps of the outermost dimension at a time as are.
-        let Some((outer, inner)) = dims.split_first() else {
-            return self.read_span(dims, offset, at);
-        };
-        let inner_span = span(inner);
-        let fitting = (READ / size).saturating_sub(inner_span) / outer.from.max(1) + 1;
-        let mut group = fitting.min(outer.size);
-        let mut dims = dims.to_vec();
-        dims[0].size = group;
-        if !is_one_read(&dims) {
-            group = 1;
-        }
-        let mut step = 0;
-        while step < outer.size {
-            let steps = group.min(outer.size - step);
-            let offset = offset + (step * outer.from * size) as u64;
-            let at = at + step * outer.to * size;
-            if steps == 1 {
-                self.read(inner, offset, at)?;
-            } else {
-                dims[0].size = steps;
-                self.read_span(&dims, offset, at)?;
-            }
-            step += steps;
-        }
-        Ok(())
-    }
-
-    fn read_span(&mut self, dims: &[Dim], offset: u64, at: usize) -> io::Result<()> {
-        let size = self.element.size;
-        let len = span(dims) * size;
         let is_dense = span(dims) == count(dims) && dims.iter().all(|dim| dim.from == dim.to);
         if is_dense {
-            let target = &mut self.out[at..at + len];
+            let target = &mut out[..span(dims) * size];
             self.files.read_exact_at(self.piece.file, target, offset)?;
             to_little_endian(target, self.piece.byte_order, self.element);
             return Ok(());
         }
-        self.scratch.resize(self.scratch.len().max(len), 0);
-        let source = &mut self.scratch[..len];
-        self.files.read_exact_at(self.piece.file, source, offset)?;
-        to_little_endian(source, self.piece.byte_order, self.element);
-        scatter(dims, source, &mut self.out[at..], size);
+        // The innermost dimensions that one read can cover; the others say how many reads there are.
+        let is_one_read = |inner: &[Dim]| {
+            let bytes = span(inner) * size;
+            bytes <= READ && bytes <= DENSITY * count(inner) * size
+        };
+        let cut = (0..dims.len()).find(|&cut| is_one_read(&dims[cut..])).unwrap_or(dims.len());
+        let (outer, inner) = dims.split_at(cut);
+        if let Some((split, rest)) = dims.split_first().filter(|_| cut == dims.len()) {
+            // A single line that is longer than a read.
+            return self.read_in_parts(*split, rest, offset, out);
+        }
+        let len = span(inner);
+        // Reads lie one behind the other, with a gap that keeps lines of a power of two apart in the cache.
+        let stride = len + PADDING / size;
+        let reads = count(outer);
+        let bytes = reads * stride * size;
+        if bytes > SCRATCH && reads > 1 {
+            return self.read_in_parts(dims[0], &dims[1..], offset, out);
+        }
+        self.scratch.resize(self.scratch.len().max(bytes), 0);
+        for read in 0..reads {
+            let mut rest = read;
+            let mut skipped = 0;
+            for dim in outer.iter().rev() {
+                skipped += (rest % dim.size) * dim.from;
+                rest /= dim.size;
+            }
+            let at = read * stride * size;
+            let target = &mut self.scratch[at..at + len * size];
+            self.files.read_exact_at(self.piece.file, target, offset + (skipped * size) as u64)?;
+            to_little_endian(target, self.piece.byte_order, self.element);
+        }
+        let mut packed = dims.to_vec();
+        let mut from = stride;
+        for dim in packed[..cut].iter_mut().rev() {
+            dim.from = from;
+            from *= dim.size;
+        }
+        scatter(&packed, &self.scratch[..bytes], out, size);
+        Ok(())
+    }
+
+    /// Reads a box in several parts along its outermost dimension.
+    fn read_in_parts(
+        &mut self,
+        split: Dim,
+        rest: &[Dim],
+        offset: u64,
+        out: &mut [u8],
+    ) -> io::Result<()> {
+        let size = self.element.size;
+        let step = (split.size / 2).max(1);
+        let mut dims = vec![split];
+        dims.extend_from_slice(rest);
+        for start in (0..split.size).step_by(step) {
+            dims[0].size = step.min(split.size - start);
+            let offset = offset + (start * split.from * size) as u64;
+            let parts = if dims[0].size == 1 { &dims[1..] } else { &dims[..] };
+            self.read(parts, offset, &mut out[start * split.to * size..])?;
+        }
         Ok(())
     }
 }
 
-/// Copies a box from the layout of the file to that of the block.
+/// Copies a box from the layout of the scratch to that of the block.
 fn scatter(dims: &[Dim], from: &[u8], to: &mut [u8], size: usize) {
-    match dims {
-        [] => to[..size].copy_from_slice(&from[..size]),
-        [dim] if dim.from == 1 && dim.to == 1 => {
-            to[..dim.size * size].copy_from_slice(&from[..dim.size * size]);
+    match size {
+        1 => scatter_elements::<1>(dims, from, to),
+        2 => scatter_elements::<2>(dims, from, to),
+        4 => scatter_elements::<4>(dims, from, to),
+        8 => scatter_elements::<8>(dims, from, to),
+        _ => scatter_elements::<16>(dims, from, to),
+    }
+}
+
+fn scatter_elements<const N: usize>(dims: &[Dim], from: &[u8], to: &mut [u8]) {
+    let runs = dims.iter().position(|dim| dim.from == 1 && dim.to == 1);
+    let across = dims.iter().position(|dim| dim.to == 1);
+    let along = dims.iter().position(|dim| dim.from == 1);
+    let without = |taken: &[usize]| -> Vec<Dim> {
+        let kept = |&(index, _): &(usize, &Dim)| !taken.contains(&index);
+        dims.iter().enumerate().filter(kept).map(|(_, dim)| *dim).collect()
+    };
+    match (runs, across, along) {
+        (Some(run), _, _) => {
+            let len = dims[run].size * N;
+            each_offset(&without(&[run]), &mut |source, target| {
+                let (source, target) = (source * N, target * N);
+                to[target..target + len].copy_from_slice(&from[source..source + len]);
+            });
         }
-        [dim] => match size {
-            1 => scatter_line::<1>(*dim, from, to),
-            2 => scatter_line::<2>(*dim, from, to),
-            4 => scatter_line::<4>(*dim, from, to),
-            8 => scatter_line::<8>(*dim, from, to),
-            _ => scatter_line::<16>(*dim, from, to),
-        },
-        [dim, inner @ ..] => {
-            for step in 0..dim.size {
-                let from = &from[step * dim.from * size..];
-                let to = &mut to[step * dim.to * size..];
-                scatter(inner, from, to, size);
+        (None, Some(across), Some(along)) => {
+            let (across_dim, along_dim) = (dims[across], dims[along]);
+            each_offset(&without(&[across, along]), &mut |source, target| {
+                transpose::<N>(across_dim, along_dim, &from[source * N..], &mut to[target * N..]);
+            });
+        }
+        _ => each_offset(dims, &mut |source, target| {
+            let (source, target) = (source * N, target * N);
+            to[target..target + N].copy_from_slice(&from[source..source + N]);
+        }),
+    }
+}
+
+/// Copies a matrix that is contiguous along one dimension in the scratch and across it in the block, in square
+/// tiles that stay in the first cache.
+fn transpose<const N: usize>(across: Dim, along: Dim, from: &[u8], to: &mut [u8]) {
+    const TILE: usize = 32;
+    for column in (0..across.size).step_by(TILE) {
+        let columns = TILE.min(across.size - column);
+        for row in (0..along.size).step_by(TILE) {
+            for row in row..along.size.min(row + TILE) {
+                let line = (row * along.to + column) * N;
+                let line = &mut to[line..line + columns * N];
+                let (line, _) = line.as_chunks_mut::<N>();
+                let mut source = (column * across.from + row) * N;
+                for element in line {
+                    element.copy_from_slice(&from[source..source + N]);
+                    source += across.from * N;
+                }
             }
         }
     }
 }
 
-fn scatter_line<const N: usize>(dim: Dim, from: &[u8], to: &mut [u8]) {
-    for step in 0..dim.size {
-        let (source, target) = (step * dim.from * N, step * dim.to * N);
-        to[target..target + N].copy_from_slice(&from[source..source + N]);
+/// Calls `each` with the place in the scratch and in the block of every index of these dimensions, in elements.
+fn each_offset(dims: &[Dim], each: &mut impl FnMut(usize, usize)) {
+    fn walk(dims: &[Dim], from: usize, to: usize, each: &mut impl FnMut(usize, usize)) {
+        match dims.split_first() {
+            None => each(from, to),
+            Some((dim, inner)) => {
+                for step in 0..dim.size {
+                    walk(inner, from + step * dim.from, to + step * dim.to, each);
+                }
+            }
+        }
     }
+    walk(dims, 0, 0, each);
 }
 
 fn to_little_endian(bytes: &mut [u8], order: ByteOrder, element: Element) {

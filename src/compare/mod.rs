@@ -9,6 +9,7 @@ mod gather;
 pub mod metrics;
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,8 +24,11 @@ use crate::tensor::{LogicalTensor, Piece, Source};
 
 use gather::{Element, gather};
 
-/// Blocks of a unit of work: reads of a mebibyte and more for the usual dtypes.
-const UNIT_BLOCKS: u64 = 8;
+/// Blocks of a unit of work: both sides' buffers of the usual dtypes stay in a core's second cache.
+const UNIT_BLOCKS: u64 = 2;
+
+/// Blocks of a unit where rows of a side lie across the file: the more rows, the longer the runs that are read.
+const TRANSPOSED_UNIT_BLOCKS: u64 = 32;
 
 /// Units whose results are held at a time.
 const WAVE: usize = 2048;
@@ -100,6 +104,10 @@ pub struct ReplicaDifference {
 struct Job<'a> {
     pair: &'a Pair,
     elements: [Element; 2],
+    /// Blocks of each of its units.
+    unit_blocks: u64,
+    /// Each side is read in multiples of so many elements: whole rows where they lie across the file.
+    grain: [u64; 2],
 }
 
 #[derive(Clone, Copy)]
@@ -191,13 +199,24 @@ impl Folded {
 
 impl<'a> Job<'a> {
     fn new(pair: &'a Pair) -> Self {
-        Self { pair, elements: pair.sides.each_ref().map(|side| Element::of(side.dtype())) }
+        let is_transposed = pair.sides.each_ref().map(is_transposed);
+        let row = pair.sides[0].shape().last().copied().unwrap_or(1).max(1);
+        Self {
+            pair,
+            elements: pair.sides.each_ref().map(|side| Element::of(side.dtype())),
+            unit_blocks: if is_transposed.contains(&true) {
+                TRANSPOSED_UNIT_BLOCKS
+            } else {
+                UNIT_BLOCKS
+            },
+            grain: is_transposed.map(|is| if is && row <= BLOCK as u64 { row } else { 1 }),
+        }
     }
 
     fn units(&self, job: usize) -> impl Iterator<Item = Unit> + use<> {
         let numel = if self.pair.is_comparable() { self.pair.sides[0].numel() } else { 0 };
         let blocks = numel.div_ceil(BLOCK as u64);
-        let step = usize::try_from(UNIT_BLOCKS).unwrap_or(1);
+        let step = usize::try_from(self.unit_blocks).unwrap_or(1);
         (0..blocks).step_by(step).map(move |first_block| Unit { job, first_block })
     }
 
@@ -205,15 +224,19 @@ impl<'a> Job<'a> {
         BUFFERS.with_borrow_mut(|buffers| {
             let mut result = UnitResult::default();
             let start = unit.first_block * BLOCK as u64;
-            let count = (self.pair.sides[0].numel() - start).min(UNIT_BLOCKS * BLOCK as u64);
-            for side in 0..2 {
-                if let Err(error) = self.read_side(side, start, count, files, buffers, &mut result)
-                {
-                    result.error = Some(error);
-                    return result;
+            let count = (self.pair.sides[0].numel() - start).min(self.unit_blocks * BLOCK as u64);
+            let mut windows = [0..0, 0..0];
+            for (side, window) in windows.iter_mut().enumerate() {
+                match self.read_side(side, start, count, files, buffers, &mut result) {
+                    Ok(read) => *window = read,
+                    Err(error) => {
+                        result.error = Some(error);
+                        return result;
+                    }
                 }
             }
-            let [a, b] = &buffers.sides;
+            let [window_a, window_b] = windows;
+            let (a, b) = (&buffers.sides[0][window_a], &buffers.sides[1][window_b]);
             let blocks = block_bytes(a, self.elements[0].size)
                 .zip(block_bytes(b, self.elements[1].size))
                 .zip((start..).step_by(BLOCK));
@@ -229,7 +252,7 @@ impl<'a> Job<'a> {
         Side { dtype: self.pair.sides[side].dtype(), bytes }
     }
 
-    /// Fills one side's buffer and holds every further copy against it.
+    /// Fills one side's buffer, holds every further copy against it, and says where in it the elements are.
     fn read_side(
         &self,
         side: usize,
@@ -238,15 +261,20 @@ impl<'a> Job<'a> {
         files: [&FileSet; 2],
         buffers: &mut Buffers,
         result: &mut UnitResult,
-    ) -> Result<(), ReadError> {
+    ) -> Result<Range<usize>, ReadError> {
         let tensor = &self.pair.sides[side];
         let element = self.elements[side];
-        let len = usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(element.size);
+        let first_read = start - start % self.grain[side];
+        let end_read = (start + count).next_multiple_of(self.grain[side]).min(tensor.numel());
+        let bytes = |elements: u64| {
+            usize::try_from(elements).unwrap_or(usize::MAX).saturating_mul(element.size)
+        };
+        let window = bytes(start - first_read)..bytes(start - first_read + count);
         let Buffers { sides, copy, scratch } = buffers;
         let first = &mut sides[side];
-        first.resize(len, 0);
+        first.resize(bytes(end_read - first_read), 0);
         let mut fill = |pieces: &[Piece], out: &mut [u8]| {
-            gather(files[side], tensor.shape(), pieces, element, start, out, scratch).map_err(
+            gather(files[side], tensor.shape(), pieces, element, first_read, out, scratch).map_err(
                 |(file, error)| ReadError {
                     side,
                     file: files[side].path(file).to_path_buf(),
@@ -259,6 +287,7 @@ impl<'a> Job<'a> {
             copy.clear();
             copy.extend_from_slice(first);
             fill(&replica.pieces, copy)?;
+            let (first, copy) = (&first[window.clone()], &copy[window.clone()]);
             if copy == first {
                 continue;
             }
@@ -270,7 +299,7 @@ impl<'a> Job<'a> {
                 }
             }
         }
-        Ok(())
+        Ok(window)
     }
 
     fn comparison(&self, folded: Folded, files: [&FileSet; 2]) -> TensorComparison {
@@ -336,6 +365,16 @@ impl<'a> Job<'a> {
         };
         Some(Example { index, values: [read(0)?, read(1)?] })
     }
+}
+
+/// Whether some piece has its rows across the file, so that a row is many short reads and a band of rows fewer long ones.
+fn is_transposed(tensor: &LogicalTensor) -> bool {
+    tensor.pieces().iter().any(|piece| {
+        let dims = piece.extent.sizes.iter().zip(&piece.strides).filter(|(size, _)| **size > 1);
+        let mut strides = dims.map(|(_, stride)| *stride);
+        let last = strides.next_back();
+        last.is_some_and(|last| strides.any(|stride| stride < last))
+    })
 }
 
 impl Element {
