@@ -251,7 +251,7 @@ fn write_rank(
         Ok::<(), io::Error>(())
     };
     let pickle = pickle(spec, tensors);
-    entry("archive/data.pkl", &mut |mut out| out.write_all(&pickle))?;
+    entry("archive/data.pkl", &mut |out| out.write_all(&pickle))?;
     for (key, tensor) in tensors.iter().enumerate() {
         entry(&format!("archive/data/{key}"), &mut |mut out| {
             tensor.write(&mut out, pool, spec.tp, rank)

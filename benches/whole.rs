@@ -8,7 +8,9 @@
 //! load on the machine meets them alike; the figure is the median over the rounds.
 #![allow(
     missing_docs,
+    unreachable_pub,
     clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
     clippy::expect_used,
     clippy::print_stdout,
     clippy::unwrap_used
