@@ -1,0 +1,363 @@
+//! The architecture as a test: reads the sources and checks what the compiler does not.
+
+#![expect(clippy::panic, reason = "a test that cannot read the sources fails")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The modules in the order of the flow, and what each may name of this crate: only what stands above it.
+const MODULES: &[(&str, &str)] = &[
+    ("dtype", ""),
+    ("extent", ""),
+    ("limits", ""),
+    ("io", "limits"),
+    ("tensor", "dtype extent limits io"),
+    ("torch", "dtype extent limits io tensor"),
+    ("names", "extent limits tensor"),
+    ("layout", "dtype extent limits tensor names"),
+    ("catalog", "dtype extent io tensor names layout"),
+    ("formats", "dtype extent limits io tensor torch names layout catalog"),
+    ("pairing", "dtype extent tensor names catalog"),
+    ("kernel", "dtype"),
+    ("compare", "dtype extent limits io tensor names pairing kernel"),
+    ("verdict", "kernel compare"),
+    ("report", "dtype extent tensor names catalog pairing kernel compare verdict"),
+    ("cli", "layout formats compare report"),
+    ("run", "catalog formats pairing compare verdict report cli complain"),
+];
+
+/// Where `unsafe` may be.
+const UNSAFE_ROOMS: &[&str] = &["src/io/", "src/kernel/"];
+
+/// Where the terminal may be written to; `complain` is in `lib.rs`.
+const PRINTERS: &[&str] = &["src/report/", "src/main.rs", "src/lib.rs"];
+const PRINTS: &[&str] = &["println!", "print!", "eprintln!", "eprint!", "dbg!"];
+
+const PANICS: &[&str] = &[".unwrap()", ".expect(", "panic!", "todo!", "unimplemented!"];
+
+const MAX_LINES: usize = 600;
+const TIDY_TEXTS: &[&str] = &["rs", "md", "toml", "yml", "py"];
+
+#[test]
+fn a_module_names_only_what_the_table_allows() {
+    let mut wrong = Vec::new();
+    for (at, (module, allowed)) in MODULES.iter().enumerate() {
+        for name in allowed.split_whitespace().filter(|name| *name != "complain") {
+            if !MODULES[..at].iter().any(|(above, _)| *above == name) {
+                wrong.push(format!("the table: {name} does not stand above {module}"));
+            }
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for source in sources() {
+        let module = source.module().to_owned();
+        if matches!(module.as_str(), "lib" | "main") {
+            continue;
+        }
+        let row = MODULES.iter().find(|(name, _)| *name == module);
+        let Some((_, allowed)) = row else {
+            wrong.push(format!("{}: {module} is not in the table", source.path));
+            continue;
+        };
+        let to_root = "super::".repeat(source.depth());
+        for (at, line) in source.lines() {
+            for name in line.split("crate::").skip(1).map(first_word) {
+                if name != module && !allowed.split_whitespace().any(|allowed| allowed == name) {
+                    wrong.push(format!("{at}: {module} may not name `crate::{name}`"));
+                }
+            }
+            if line.contains(&to_root) {
+                wrong.push(format!("{at}: say `crate::` instead of `{to_root}`"));
+            }
+        }
+        seen.insert(module);
+    }
+    let gone = MODULES.iter().filter(|(module, _)| !seen.contains(*module));
+    wrong.extend(gone.map(|(module, _)| format!("the table: there is no module {module}")));
+    assert_tidy(&wrong);
+}
+
+#[test]
+fn unsafe_stays_in_its_rooms_and_says_why_it_is_sound() {
+    let mut wrong = Vec::new();
+    for source in sources() {
+        let comments: Vec<&str> = source.text.lines().collect();
+        let lines: Vec<&str> = source.code.lines().collect();
+        let is_room = starts_with_any(&source.path, UNSAFE_ROOMS);
+        for at in (0..lines.len()).filter(|at| words(lines[*at]).any(|word| word == "unsafe")) {
+            let place = format!("{}:{}", source.path, at + 1);
+            if !is_room {
+                wrong.push(format!("{place}: unsafe outside of its rooms"));
+            }
+            // Upwards to the end of the statement before: comments and attributes have no code of their own.
+            let above = (0..at).rev().take_while(|at| !lines[*at].trim_end().ends_with(END));
+            if !above.into_iter().any(|at| comments[at].contains("SAFETY:")) {
+                wrong.push(format!("{place}: no `SAFETY:` comment above"));
+            }
+        }
+    }
+    assert_tidy(&wrong);
+}
+
+/// What ends a statement, a block or a match arm.
+const END: [char; 4] = [';', '{', '}', ','];
+
+#[test]
+fn only_the_report_and_main_print() {
+    let quiet = sources().into_iter().filter(|source| !starts_with_any(&source.path, PRINTERS));
+    assert_tidy(&lines_with(quiet, PRINTS));
+}
+
+#[test]
+fn nothing_panics_on_purpose_outside_of_tests() {
+    assert_tidy(&lines_with(sources(), PANICS));
+}
+
+#[test]
+fn a_file_says_what_it_is_for_and_is_short() {
+    let mut wrong = Vec::new();
+    for Source { path, text, .. } in files("src", &["rs"]).map(|path| Source::read(&path)) {
+        let lines = text.lines().count();
+        if lines > MAX_LINES {
+            wrong.push(format!("{path}: {lines} lines, more than {MAX_LINES}"));
+        }
+        if !text.starts_with("//!") {
+            wrong.push(format!("{path}: does not start with `//!`"));
+        }
+    }
+    assert_tidy(&wrong);
+}
+
+#[test]
+fn no_line_holds_a_tab_or_ends_in_white_space() {
+    let mut wrong = Vec::new();
+    for Source { path, text, .. } in files("", TIDY_TEXTS).map(|path| Source::read(&path)) {
+        for (at, line) in (1..).zip(text.lines()) {
+            if line.contains('\t') {
+                wrong.push(format!("{path}:{at}: a tab"));
+            }
+            if line.ends_with(char::is_whitespace) {
+                wrong.push(format!("{path}:{at}: white space at the end"));
+            }
+        }
+        if !text.is_empty() && !text.ends_with('\n') {
+            wrong.push(format!("{path}: no line break at the end"));
+        }
+    }
+    assert_tidy(&wrong);
+}
+
+#[test]
+fn the_reader_of_sources_knows_literals_comments_and_tests() {
+    let text = r##"
+        let a = "unsafe // \" {"; // unsafe
+        let b: &'static [char] = &['\'', '"', 'u']; /* unsafe
+        */ let c = r#"unsafe " "#; crate::names
+        #[cfg(test)]
+        mod tests { fn f() { x.unwrap() } }
+        last
+    "##;
+    let code = without_tests(&code_of(text));
+    assert_eq!(code.lines().count(), text.lines().count());
+    let found: Vec<_> = words(&code).collect();
+    let expected = "let a let b static char let c crate names last";
+    assert_eq!(found, expected.split(' ').collect::<Vec<_>>());
+}
+
+/// A source file.
+struct Source {
+    /// From the root of the repository, with `/`.
+    path: String,
+    text: String,
+    /// Its text line by line without comments, the contents of literals, and tests.
+    code: String,
+}
+
+impl Source {
+    fn read(path: &Path) -> Self {
+        let text = fs::read_to_string(path).unwrap_or_else(|error| {
+            panic!("{}: {error}", path.display());
+        });
+        let path = path.strip_prefix(root()).unwrap_or(path).display().to_string();
+        let code = without_tests(&code_of(&text));
+        Self { path: path.replace('\\', "/"), text, code }
+    }
+
+    /// The parts of the path below `src`, without `mod.rs` and `.rs`.
+    fn parts(&self) -> impl Iterator<Item = &str> {
+        let path = self.path.trim_start_matches("src/").trim_end_matches(".rs");
+        path.trim_end_matches("/mod").split('/')
+    }
+
+    /// The module at the top that it belongs to.
+    fn module(&self) -> &str {
+        self.parts().next().unwrap_or_default()
+    }
+
+    /// Modules between it and the crate's root, itself included.
+    fn depth(&self) -> usize {
+        self.parts().count()
+    }
+
+    fn is_test(&self) -> bool {
+        self.parts().any(|part| matches!(part, "tests" | "testing"))
+    }
+
+    /// The lines of its code, each with its place.
+    fn lines(&self) -> impl Iterator<Item = (String, &str)> {
+        let numbered = (1..).zip(self.code.lines());
+        numbered.map(|(at, line)| (format!("{}:{at}", self.path), line))
+    }
+}
+
+/// All files of `src` but those that are tests.
+fn sources() -> Vec<Source> {
+    files("src", &["rs"])
+        .map(|path| Source::read(&path))
+        .filter(|source| !source.is_test())
+        .collect()
+}
+
+/// All files below a folder of the repository that end so, sorted; what builds leave behind is not among them.
+fn files(folder: &str, extensions: &[&str]) -> impl Iterator<Item = PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).unwrap_or_else(|error| {
+            panic!("{}: {error}", folder.display());
+        });
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let is_hidden = name.starts_with('.') && name != ".github" && name != ".ci";
+            if path.is_dir() && !is_hidden && name != "target" {
+                folders.push(path);
+            } else if extensions.iter().any(|end| path.extension().is_some_and(|have| have == *end))
+            {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found.into_iter()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Source text without comments and the contents of literals; lines stay where they are.
+fn code_of(text: &str) -> String {
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let len = match len_of_comment_or_literal(rest) {
+            Some(len) => {
+                code.push(' ');
+                code.extend(rest[..len].matches('\n'));
+                len
+            }
+            None => {
+                code.push(first);
+                first.len_utf8()
+            }
+        };
+        rest = &rest[len..];
+    }
+    code
+}
+
+fn len_of_comment_or_literal(text: &str) -> Option<usize> {
+    let through = |mark: &str, from: usize| {
+        text[from..].find(mark).map_or(text.len(), |at| from + at + mark.len())
+    };
+    if text.starts_with("//") {
+        return Some(text.find('\n').unwrap_or(text.len()));
+    }
+    if text.starts_with("/*") {
+        return Some(through("*/", 2));
+    }
+    if let Some(raw) = text.strip_prefix('r') {
+        let quote = raw.trim_start_matches('#');
+        let hashes = raw.len() - quote.len();
+        return quote
+            .starts_with('"')
+            .then(|| through(&format!("\"{}", "#".repeat(hashes)), hashes + 2));
+    }
+    if text.starts_with('"') {
+        let mut is_escaped = false;
+        let end = text.bytes().skip(1).position(|byte| {
+            let is_end = byte == b'"' && !is_escaped;
+            is_escaped = byte == b'\\' && !is_escaped;
+            is_end
+        });
+        return Some(end.map_or(text.len(), |at| at + 2));
+    }
+    if text.starts_with("'\\") {
+        return Some(through("'", 3));
+    }
+    // Otherwise a quote begins a character if another one follows it, and a lifetime if not.
+    let inside = text.strip_prefix('\'')?.chars().next()?.len_utf8();
+    text[1 + inside..].starts_with('\'').then_some(inside + 2)
+}
+
+/// Code without the items under `#[cfg(test)]`; lines stay where they are.
+fn without_tests(code: &str) -> String {
+    let mut parts = code.split("#[cfg(test)]");
+    let mut kept = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (item, rest) = part.split_at(len_of_item(part));
+        kept.extend(item.matches('\n'));
+        kept.push_str(rest);
+    }
+    kept
+}
+
+/// Up to the brace that closes the first one, or a semicolon before any.
+fn len_of_item(code: &str) -> usize {
+    let mut depth = 0_usize;
+    let end = code.find(|char| {
+        match char {
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth == 0 && matches!(char, ';' | '}')
+    });
+    end.map_or(code.len(), |at| at + 1)
+}
+
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|char: char| !is_of_word(char)).filter(|word| !word.is_empty())
+}
+
+fn first_word(code: &str) -> &str {
+    code.split(|char: char| !is_of_word(char)).next().unwrap_or_default()
+}
+
+fn is_of_word(char: char) -> bool {
+    char.is_alphanumeric() || char == '_'
+}
+
+fn starts_with_any(path: &str, prefixes: &[&str]) -> bool {
+    prefixes.iter().any(|prefix| path.starts_with(prefix))
+}
+
+/// Every place where the code holds one of the texts as a word of its own.
+fn lines_with(sources: impl IntoIterator<Item = Source>, wanted: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    for source in sources {
+        for (at, line) in source.lines() {
+            let is_whole =
+                |at: usize, text: &str| text.starts_with('.') || !line[..at].ends_with(is_of_word);
+            let holds =
+                |text: &&&str| line.match_indices(**text).any(|(at, text)| is_whole(at, text));
+            found.extend(wanted.iter().filter(holds).map(|text| format!("{at}: {text}")));
+        }
+    }
+    found
+}
+
+fn assert_tidy(wrong: &[String]) {
+    assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+}
