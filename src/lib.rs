@@ -71,7 +71,7 @@
 //! };
 //! let (a, b) = (open("tp1")?, open("tp2")?);
 //! let pairing = pairing::pair(&a, &b, &pairing::Selection::default());
-//! let tensors = compare::compare(&pairing.pairs, [&a.files, &b.files], &AtomicU64::new(0));
+//! let tensors = compare::compare(&pairing.pairs, [&a.files, &b.files], false, &AtomicU64::new(0));
 //! assert!(tensors.iter().all(|tensor| ckptcmp::verdict::of_tensor(tensor).exit_code() == 0));
 //! # Ok::<(), formats::OpenError>(())
 //! ```

@@ -8,7 +8,7 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 
 use crate::catalog::Catalog;
 use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
-use crate::compare::metrics::{self, Metric};
+use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
 use crate::compare::{Outcome, bytes_to_compare, compare};
 use crate::formats;
 use crate::pairing::{Selection, pair};
@@ -41,8 +41,10 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
     if let Some(threads) = args.threads {
         pool = pool.num_threads(threads.get());
     }
-    let report =
-        pool.build().context("cannot start threads")?.install(|| compared(args, &selection))?;
+    let report = pool.build().context("cannot start threads")?.install(|| {
+        let tells_small_angles = metrics.iter().any(|metric| metric.name == ONE_MINUS_COS);
+        compared(args, &selection, tells_small_angles)
+    })?;
 
     print_problems(&report);
     let is_written =
@@ -63,13 +65,13 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
     })
 }
 
-fn compared(args: &CompareArgs, selection: &Selection) -> Result<Report> {
+fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
     let a = open(0, &args.a, args)?;
     let b = open(1, &args.b, args)?;
     let pairing = pair(&a, &b, selection);
     let total = bytes_to_compare(&pairing.pairs);
     let tensors = progress::with_progress(total, !args.quiet, |done| {
-        compare(&pairing.pairs, [&a.files, &b.files], done)
+        compare(&pairing.pairs, [&a.files, &b.files], tells_small_angles, done)
     });
     for (name, side) in SIDES.iter().zip([&a, &b]) {
         if let Some(path) = side.files.changed() {

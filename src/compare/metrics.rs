@@ -24,6 +24,9 @@ const fn on_request(name: &'static str, value: fn(&TensorComparison) -> Value) -
     Metric { name, is_default: false, value }
 }
 
+/// The metric for which some tensors are read a second time.
+pub const ONE_MINUS_COS: &str = "one_minus_cos";
+
 /// All metrics, in the order in which they are written.
 pub static METRICS: &[Metric] = &[
     default("l2", |tensor| of_stats(tensor, |stats| json!(stats.l2()))),
@@ -31,7 +34,9 @@ pub static METRICS: &[Metric] = &[
     default("numel", |tensor| one_or_both(tensor.shapes.each_ref().map(|shape| numel(shape)))),
     default("shape", |tensor| one_or_both(tensor.shapes.each_ref())),
     on_request("dtype", |tensor| one_or_both(tensor.dtypes.map(|dtype| dtype.name()))),
-    on_request("one_minus_cos", |tensor| of_stats(tensor, |stats| json!(stats.one_minus_cos()))),
+    on_request(ONE_MINUS_COS, |tensor| {
+        of_stats(tensor, |stats| json!(tensor.one_minus_cos.or(stats.one_minus_cos())))
+    }),
     on_request("rel_l2", |tensor| of_stats(tensor, |stats| json!(stats.rel_l2()))),
     on_request("max_abs", |tensor| of_stats(tensor, |stats| json!(stats.max_abs()))),
     on_request("max_abs_index", |tensor| {

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 use crate::dtype::Dtype;
 use crate::io::FileSet;
-use crate::kernel::{BLOCK, Side, Stats, compare_block};
+use crate::kernel::{BLOCK, ExactSums, Side, Stats, compare_block};
 use crate::names::Name;
 use crate::pairing::Pair;
 use crate::tensor::{LogicalTensor, Piece, Source};
@@ -46,6 +46,8 @@ pub struct TensorComparison {
     pub outcome: Outcome,
     /// The element with the largest difference, or else the first one that differs.
     pub example: Option<Example>,
+    /// `1 - cos` from exact sums, where the statistics do not tell it well enough and it was asked for.
+    pub one_minus_cos: Option<f64>,
     /// Copies that are not bit by bit the first one.
     pub replicas: Vec<ReplicaDifference>,
     /// Vocabulary rows beyond those compared, on each side.
@@ -137,8 +139,16 @@ thread_local! {
 }
 
 /// Compares all pairs; `done` counts the bytes as they are compared.
+///
+/// With `tells_small_angles`, the few tensors whose `1 - cos` is not known to [`ANGLE_ERROR`] from the first pass
+/// are read once more, for exact sums.
 #[must_use]
-pub fn compare(pairs: &[Pair], files: [&FileSet; 2], done: &AtomicU64) -> Vec<TensorComparison> {
+pub fn compare(
+    pairs: &[Pair],
+    files: [&FileSet; 2],
+    tells_small_angles: bool,
+    done: &AtomicU64,
+) -> Vec<TensorComparison> {
     let jobs: Vec<Job<'_>> = pairs.iter().map(Job::new).collect();
     let mut results: Vec<Folded> = jobs.iter().map(|_| Folded::default()).collect();
     let mut units = jobs.iter().enumerate().flat_map(|(index, job)| job.units(index));
@@ -153,8 +163,21 @@ pub fn compare(pairs: &[Pair], files: [&FileSet; 2], done: &AtomicU64) -> Vec<Te
             results[unit.job].fold(found);
         }
     }
-    jobs.iter().zip(results).map(|(job, folded)| job.comparison(folded, files)).collect()
+    let finish = |(index, (job, mut folded)): (usize, (&Job<'_>, Folded))| {
+        let is_known = folded.stats.one_minus_cos_error().is_none_or(|error| error <= ANGLE_ERROR);
+        if tells_small_angles && !is_known && folded.error.is_none() {
+            match job.exact_sums(index, files) {
+                Ok(sums) => folded.one_minus_cos = sums.one_minus_cos(),
+                Err(error) => folded.error = Some(error),
+            }
+        }
+        job.comparison(folded, files)
+    };
+    jobs.iter().zip(results).enumerate().map(finish).collect()
 }
+
+/// The relative error of `1 - cos` above which a tensor is read a second time.
+pub const ANGLE_ERROR: f64 = 1e-12;
 
 /// Bytes that [`compare`] will count.
 #[must_use]
@@ -177,6 +200,8 @@ impl Pair {
 struct Folded {
     stats: Stats,
     replicas: Vec<(usize, usize, Stats)>,
+    /// From exact sums, where those of `stats` do not tell it.
+    one_minus_cos: Option<f64>,
     error: Option<ReadError>,
 }
 
@@ -223,8 +248,7 @@ impl<'a> Job<'a> {
     fn run(&self, unit: Unit, files: [&FileSet; 2], done: &AtomicU64) -> UnitResult {
         BUFFERS.with_borrow_mut(|buffers| {
             let mut result = UnitResult::default();
-            let start = unit.first_block * BLOCK as u64;
-            let count = (self.pair.sides[0].numel() - start).min(self.unit_blocks * BLOCK as u64);
+            let (start, count) = self.range(unit);
             let mut windows = [0..0, 0..0];
             for (side, window) in windows.iter_mut().enumerate() {
                 match self.read_side(side, start, count, files, buffers, &mut result) {
@@ -250,6 +274,33 @@ impl<'a> Job<'a> {
 
     fn side<'b>(&self, side: usize, bytes: &'b [u8]) -> Side<'b> {
         Side { dtype: self.pair.sides[side].dtype(), bytes }
+    }
+
+    /// Reads the pair once more for its exact sums, which do not depend on the order of units.
+    fn exact_sums(&self, index: usize, files: [&FileSet; 2]) -> Result<ExactSums, ReadError> {
+        let units: Vec<Unit> = self.units(index).collect();
+        let run = |unit: &Unit| {
+            BUFFERS.with_borrow_mut(|buffers| {
+                let mut ignored = UnitResult::default();
+                let (start, count) = self.range(*unit);
+                let [a, b] = [0, 1]
+                    .map(|side| self.read_side(side, start, count, files, buffers, &mut ignored));
+                let (a, b) = (&buffers.sides[0][a?], &buffers.sides[1][b?]);
+                let mut sums = ExactSums::default();
+                sums.add_block(self.side(0, a), self.side(1, b));
+                Ok(sums)
+            })
+        };
+        units.par_iter().map(run).try_reduce(ExactSums::default, |mut sums, more| {
+            sums.merge(&more);
+            Ok(sums)
+        })
+    }
+
+    /// First element and number of elements of a unit.
+    fn range(&self, unit: Unit) -> (u64, u64) {
+        let start = unit.first_block * BLOCK as u64;
+        (start, (self.pair.sides[0].numel() - start).min(self.unit_blocks * BLOCK as u64))
     }
 
     /// Fills one side's buffer, holds every further copy against it, and says where in it the elements are.
@@ -333,6 +384,7 @@ impl<'a> Job<'a> {
             dtypes: pair.sides.each_ref().map(LogicalTensor::dtype),
             shapes,
             example,
+            one_minus_cos: folded.one_minus_cos,
             replicas: replicas.collect(),
             outcome,
             rows_left_out: pair.rows_left_out,

@@ -10,6 +10,7 @@
 //! magnitudes of their terms.
 
 mod decode;
+mod exact;
 mod general;
 mod lanes;
 mod scalar;
@@ -18,6 +19,7 @@ mod sum;
 #[cfg(test)]
 mod tests;
 
+pub use exact::ExactSums;
 pub use stats::Stats;
 
 use crate::dtype::Dtype;
