@@ -159,22 +159,33 @@ fn write_output(output: &Path, force: bool, report: &Report, metrics: &[&Metric]
 /// Says on standard error what could not be read, a line each.
 fn print_problems(report: &Report) {
     for (name, side) in SIDES.iter().zip(&report.sides) {
-        for problem in &side.problems {
-            crate::complain(&format!("{name}: {problem}"));
-        }
+        print_list(&side.problems, |problem| format!("{name}: {problem}"));
     }
-    for tensor in &report.tensors {
-        if let Outcome::Unreadable(error) = &tensor.outcome {
-            let (side, file) = (SIDES[error.side], error.file.display());
-            crate::complain(&format!("{side}: {file}: {}: {}", tensor.name, error.message));
-        }
-    }
+    let unreadable = report.tensors.iter().filter_map(|tensor| match &tensor.outcome {
+        Outcome::Unreadable(error) => Some((&tensor.name, error)),
+        Outcome::Compared(_) | Outcome::ShapeDiffers => None,
+    });
+    print_list(&unreadable.collect::<Vec<_>>(), |(tensor, error)| {
+        let (side, file) = (SIDES[error.side], error.file.display());
+        format!("{side}: {file}: {tensor}: {}", error.message)
+    });
     if report.tensors.is_empty() {
         let only = report.sides.each_ref().map(|side| side.only_here.len());
         crate::complain(&format!(
             "nothing to compare: no name is on both sides ({} only in a, {} only in b)",
             only[0], only[1]
         ));
+    }
+}
+
+/// The first problems in full; what breaks once often breaks in every layer.
+fn print_list<T>(problems: &[T], text: impl Fn(&T) -> String) {
+    const SHOWN: usize = 20;
+    for problem in problems.iter().take(SHOWN) {
+        crate::complain(&text(problem));
+    }
+    if problems.len() > SHOWN {
+        crate::complain(&format!("and {} more problems", problems.len() - SHOWN));
     }
 }
 
@@ -187,6 +198,6 @@ fn run_inspect(args: &InspectArgs, style: Style) -> Result<u8> {
         report::catalog::write_screen(&catalog, style, &mut out)?;
     }
     out.flush()?;
-    catalog.problems.iter().for_each(|problem| crate::complain(&problem.to_string()));
+    print_list(&catalog.problems, ToString::to_string);
     Ok(if catalog.problems.is_empty() { 0 } else { 2 })
 }
