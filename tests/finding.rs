@@ -39,7 +39,10 @@ fn a_tracker_with_a_number_is_followed_however_its_line_ends() {
 #[test]
 fn a_tracker_may_say_release() {
     let found = inspect(&layout("gpt/release-tp1"));
-    assert!(found["path"].as_str().unwrap().ends_with("gpt/release-tp1/release"), "{found}");
+    assert!(
+        Path::new(found["path"].as_str().unwrap()).ends_with("gpt/release-tp1/release"),
+        "{found}"
+    );
     assert_eq!(found["iteration"], 0);
     let copied = Copied::of(&layout("gpt/release-tp1"));
     fs::write(copied.path().join(TRACKER), "release\r\n").unwrap();
@@ -51,7 +54,7 @@ fn an_iteration_may_have_more_than_seven_digits() {
     let copied = tracked(b"12345678\n");
     fs::rename(copied.iteration(), copied.path().join("iter_12345678")).unwrap();
     let found = inspect(&copied.path());
-    assert!(found["path"].as_str().unwrap().ends_with("iter_12345678"), "{found}");
+    assert!(Path::new(found["path"].as_str().unwrap()).ends_with("iter_12345678"), "{found}");
 }
 
 #[test]
@@ -93,7 +96,7 @@ fn without_a_tracker_the_newest_iteration_is_taken_with_a_note() {
     let copied = Copied::of(&root);
     fs::rename(copied.iteration(), copied.path().join("iter_12345678")).unwrap();
     let found = inspect(&copied.path());
-    assert!(found["path"].as_str().unwrap().ends_with("iter_12345678"), "{found}");
+    assert!(Path::new(found["path"].as_str().unwrap()).ends_with("iter_12345678"), "{found}");
 }
 
 #[test]
@@ -103,7 +106,7 @@ fn without_a_tracker_an_only_iteration_is_taken_without_a_word() {
     assert_eq!(inspect(&copied.path())["notes"].as_array().unwrap().len(), 0);
     fs::rename(copied.iteration(), copied.path().join("release")).unwrap();
     let found = inspect(&copied.path());
-    assert!(found["path"].as_str().unwrap().ends_with("release"), "{found}");
+    assert!(Path::new(found["path"].as_str().unwrap()).ends_with("release"), "{found}");
 }
 
 #[test]
@@ -194,8 +197,8 @@ fn folders_of_the_optimizer_of_23_04_are_no_shards() {
 #[test]
 fn a_path_that_does_not_exist_is_named_with_its_side() {
     let nowhere = Path::new("/no/such/checkpoint");
-    compare(nowhere, &small()).refuses(&["ckptcmp: a: /no/such/checkpoint: ", "No such file"]);
-    compare(&small(), nowhere).refuses(&["ckptcmp: b: /no/such/checkpoint: ", "No such file"]);
+    compare(nowhere, &small()).refuses(&["ckptcmp: a: /no/such/checkpoint: ", "cannot be read"]);
+    compare(&small(), nowhere).refuses(&["ckptcmp: b: /no/such/checkpoint: ", "cannot be read"]);
 }
 
 #[test]

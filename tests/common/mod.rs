@@ -34,7 +34,8 @@ impl Run {
         let run = Self {
             code: output.status.code().expect("no signal ended it"),
             stdout: text(output.stdout),
-            stderr: text(output.stderr),
+            // Messages name paths, which Windows spells in its own way.
+            stderr: text(output.stderr).replace('\\', "/"),
         };
         assert!(!run.stderr.contains("panicked"), "a panic: {}", run.stderr);
         run
