@@ -50,10 +50,8 @@ impl Run {
     pub(crate) fn verdict(&self) -> &str {
         let lines = self.stdout.lines().chain(self.stderr.lines());
         let words = ["identical:", "equal:", "different:", "trouble:"];
-        lines
-            .filter(|line| words.iter().any(|word| line.starts_with(word)))
-            .last()
-            .unwrap_or_default()
+        let closes = |line: &&str| words.iter().any(|word| line.starts_with(word));
+        lines.rev().find(closes).unwrap_or_default()
     }
 
     /// It ended with this code and said all of these words on standard error, each line of an error with our name in front.

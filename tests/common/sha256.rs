@@ -2,7 +2,7 @@
 
 /// The fractional parts of the `root`-th roots of the first primes, 32 bits of each.
 fn constants<const N: usize>(root: u32) -> [u32; N] {
-    let is_prime = |n: &u128| (2..*n).take_while(|d| d * d <= *n).all(|d| n % d != 0);
+    let is_prime = |n: &u128| (2..*n).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d));
     let mut primes = (2_u128..).filter(is_prime);
     std::array::from_fn(|_| {
         let scaled = primes.next().unwrap() << (32 * root);
