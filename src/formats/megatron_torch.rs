@@ -471,8 +471,7 @@ fn tie_output_layer(
     let output = Name::new("output_layer.weight");
     let embedding = Name::new("embedding.word_embeddings.weight");
     let mut copy = copies.into_values().next();
-    let says_tied = facts.are_known() && !facts.is_on("untie_embeddings_and_output_weights");
-    if copy.is_none() && (!says_tied || catalog.tensors.contains_key(&output)) {
+    if copy.is_none() && (!facts.are_weights_tied() || catalog.tensors.contains_key(&output)) {
         return;
     }
     if copy.is_some() && facts.size("mtp_num_layers").is_some_and(|layers| layers > 0) {

@@ -25,7 +25,11 @@ pub enum Fact {
 
 /// The facts by name, as Megatron's `args` spells them.
 #[derive(Debug, Clone, Default)]
-pub struct Facts(BTreeMap<String, Fact>);
+pub struct Facts {
+    values: BTreeMap<String, Fact>,
+    /// Whether the checkpoint itself has `args`.
+    has_args: bool,
+}
 
 /// Newer and older names of the same fact (Megatron-LM v1.0, MindSpeed-LLM before 2.0).
 static ALIASES: &[(&str, &str)] = &[
@@ -38,16 +42,17 @@ impl Facts {
     /// Facts from `args`, then those from the command line, which win.
     #[must_use]
     pub fn new(args: BTreeMap<String, Fact>, given: &[(String, Fact)]) -> Self {
-        let mut facts = args;
-        facts.extend(given.iter().cloned());
-        Self(facts)
+        let has_args = !args.is_empty();
+        let mut values = args;
+        values.extend(given.iter().cloned());
+        Self { values, has_args }
     }
 
     /// The fact of this name, or of one that older writers used for it, where it is there and not `None`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Fact> {
         let older = ALIASES.iter().filter(|(newer, _)| *newer == name).map(|(_, older)| *older);
-        let mut found = std::iter::once(name).chain(older).filter_map(|name| self.0.get(name));
+        let mut found = std::iter::once(name).chain(older).filter_map(|name| self.values.get(name));
         found.find(|fact| **fact != Fact::None)
     }
 
@@ -64,6 +69,16 @@ impl Facts {
     #[must_use]
     pub fn is_on(&self, name: &str) -> bool {
         matches!(self.get(name), Some(Fact::Bool(true)))
+    }
+
+    /// Whether the output layer shares the word embeddings. Where `args` does not say, it does (Megatron-LM's default);
+    /// where there is no `args`, nobody knows, and facts from the command line about other things do not change that.
+    #[must_use]
+    pub fn are_weights_tied(&self) -> bool {
+        match self.get("untie_embeddings_and_output_weights") {
+            Some(fact) => *fact != Fact::Bool(true),
+            None => self.has_args,
+        }
     }
 
     /// A text.
@@ -92,18 +107,18 @@ impl Facts {
             "noop_layers",
             "schedules_method",
         ];
-        self.0.retain(|name, _| !OF_ALL_STAGES.contains(&name.as_str()));
+        self.values.retain(|name, _| !OF_ALL_STAGES.contains(&name.as_str()));
     }
 
     /// Whether the checkpoint says anything of how it was trained.
     #[must_use]
     pub fn are_known(&self) -> bool {
-        !self.0.is_empty()
+        !self.values.is_empty()
     }
 
     /// All of them, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Fact)> {
-        self.0.iter().map(|(name, fact)| (name.as_str(), fact))
+        self.values.iter().map(|(name, fact)| (name.as_str(), fact))
     }
 }
 

@@ -263,8 +263,7 @@ fn by_rank(
     facts: &Facts,
     assembly: &mut Assembly,
 ) -> BTreeMap<RankCoord, RankTensors> {
-    let tied =
-        world.pp > 1 && facts.are_known() && !facts.is_on("untie_embeddings_and_output_weights");
+    let tied = world.pp > 1 && facts.are_weights_tied();
     let mut ranks: BTreeMap<RankCoord, RankTensors> = BTreeMap::new();
     for Shard { name: stored_name, rank, tensor: stored } in shards {
         let tensors = ranks.entry(rank).or_default();
