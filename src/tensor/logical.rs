@@ -405,4 +405,10 @@ impl LogicalTensor {
     pub fn replicas(&self) -> &[Replica] {
         &self.replicas
     }
+
+    /// Other boxes than an operation would make.
+    #[cfg(test)]
+    pub(super) fn set_pieces(&mut self, pieces: Vec<Piece>) {
+        self.pieces = pieces;
+    }
 }
