@@ -7,6 +7,8 @@
 
 mod gather;
 pub mod metrics;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
