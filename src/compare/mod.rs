@@ -7,6 +7,8 @@
 
 mod gather;
 pub mod metrics;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -16,11 +18,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 
 use crate::dtype::Dtype;
-use crate::io::FileSet;
+use crate::extent::Extent;
+use crate::io::{FileId, FileSet};
 use crate::kernel::{BLOCK, ExactSums, Side, Stats, compare_block};
 use crate::names::Name;
 use crate::pairing::Pair;
-use crate::tensor::{LogicalTensor, Piece, Source};
+use crate::tensor::{LogicalTensor, Piece};
 
 use gather::{Element, gather};
 
@@ -371,10 +374,11 @@ impl<'a> Job<'a> {
         };
         let replicas = folded.replicas.into_iter().map(|(side, number, stats)| {
             let replica = &pair.sides[side].replicas()[number];
+            let first = first_copy(&pair.sides[side], stats.first_differing());
             ReplicaDifference {
                 side,
-                first: shard_label(pair.sides[side].source(), files[side]),
-                copy: shard_label(&replica.source, files[side]),
+                first: shard_label(first, files[side]),
+                copy: shard_label(replica.source.file, files[side]),
                 stored_name: replica.source.name.to_string(),
                 stats,
             }
@@ -395,17 +399,7 @@ impl<'a> Job<'a> {
     /// Reads one element of both sides; `None` where the files are gone by now.
     fn example(&self, at: u64, files: [&FileSet; 2]) -> Option<Example> {
         let shape = self.pair.sides[0].shape();
-        let mut rest = at;
-        let mut index: Vec<u64> = shape
-            .iter()
-            .rev()
-            .map(|&size| {
-                let position = rest % size.max(1);
-                rest /= size.max(1);
-                position
-            })
-            .collect();
-        index.reverse();
+        let index = unflattened(at, shape);
         let read = |side: usize| {
             let tensor = &self.pair.sides[side];
             let element = self.elements[side];
@@ -440,9 +434,34 @@ fn block_bytes(side: &[u8], element: usize) -> std::slice::Chunks<'_, u8> {
     side.chunks(BLOCK * element)
 }
 
+/// The index of the element that comes `at`-th in row-major order.
+fn unflattened(at: u64, shape: &[u64]) -> Vec<u64> {
+    let mut rest = at;
+    let position = |&size: &u64| {
+        let position = rest % size.max(1);
+        rest /= size.max(1);
+        position
+    };
+    let mut index: Vec<u64> = shape.iter().rev().map(position).collect();
+    index.reverse();
+    index
+}
+
+/// The file in which the first copy of an element lies.
+fn first_copy(tensor: &LogicalTensor, at: Option<u64>) -> FileId {
+    let element = at.map(|at| Extent {
+        offsets: unflattened(at, tensor.shape()),
+        sizes: vec![1; tensor.shape().len()],
+    });
+    let holds = |piece: &&Piece| {
+        element.as_ref().is_some_and(|element| piece.extent.intersect(element).is_some())
+    };
+    tensor.pieces().iter().find(holds).map_or(tensor.source().file, |piece| piece.file)
+}
+
 /// What a user calls a shard: the rank's folder, or the file where it is in none.
-fn shard_label(source: &Source, files: &FileSet) -> String {
-    let path = files.path(source.file);
+fn shard_label(file: FileId, files: &FileSet) -> String {
+    let path = files.path(file);
     let folder = path.parent().and_then(|folder| folder.file_name());
     let folder = folder.filter(|name| name.to_string_lossy().starts_with("mp_rank_"));
     folder.or(path.file_name()).unwrap_or_default().to_string_lossy().into_owned()

@@ -50,7 +50,7 @@ pub struct Source {
 /// Another copy of a part of a tensor, or of all of it.
 #[derive(Debug, Clone)]
 pub struct Replica {
-    /// Where it comes from.
+    /// Where it comes from; the rank's file that holds it.
     pub source: Source,
     /// The boxes that it holds, disjoint.
     pub pieces: Vec<Piece>,
@@ -182,7 +182,7 @@ impl LogicalTensor {
         };
         self.pieces.extend(part.pieces.into_iter().map(moved));
         for Replica { source, pieces } in part.replicas {
-            self.push_replica(source, pieces.into_iter().map(moved).collect());
+            self.push_replica(&source, pieces.into_iter().map(moved).collect());
         }
         self.check_piece_count()
     }
@@ -199,22 +199,24 @@ impl LogicalTensor {
                 second: copy.shape,
             });
         }
-        self.push_replica(copy.source, copy.pieces);
+        self.push_replica(&copy.source, copy.pieces);
         for Replica { source, pieces } in copy.replicas {
-            self.push_replica(source, pieces);
+            self.push_replica(&source, pieces);
         }
         Ok(())
     }
 
-    /// Files a copy under its source. Pieces that are the very bytes of the first copy are no copy.
-    fn push_replica(&mut self, source: Source, mut pieces: Vec<Piece>) {
+    /// Files a copy under its sources, one for each file that it lies in. Pieces that are the very bytes of the first
+    /// copy are no copy.
+    fn push_replica(&mut self, source: &Source, mut pieces: Vec<Piece>) {
         pieces.retain(|piece| !self.pieces.contains(piece));
-        if pieces.is_empty() {
-            return;
-        }
-        match self.replicas.iter_mut().find(|replica| replica.source == source) {
-            Some(replica) => replica.pieces.extend(pieces),
-            None => self.replicas.push(Replica { source, pieces }),
+        pieces.sort_by_key(|piece| piece.file);
+        for pieces in pieces.chunk_by(|one, other| one.file == other.file) {
+            let source = Source { file: pieces[0].file, name: Arc::clone(&source.name) };
+            match self.replicas.iter_mut().find(|replica| replica.source == source) {
+                Some(replica) => replica.pieces.extend_from_slice(pieces),
+                None => self.replicas.push(Replica { source, pieces: pieces.to_vec() }),
+            }
         }
     }
 
@@ -404,5 +406,11 @@ impl LogicalTensor {
     #[must_use]
     pub fn replicas(&self) -> &[Replica] {
         &self.replicas
+    }
+
+    /// Other boxes than an operation would make.
+    #[cfg(test)]
+    pub(super) fn set_pieces(&mut self, pieces: Vec<Piece>) {
+        self.pieces = pieces;
     }
 }

@@ -3,6 +3,10 @@
 
 mod logical;
 mod stored;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 mod view;
 
 pub use logical::{LogicalTensor, Replica, Source, TensorError};
