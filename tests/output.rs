@@ -263,11 +263,18 @@ fn what_is_not_finite_is_null_in_json_and_counted_on_the_screen() {
 }
 
 #[test]
-fn equal_nans_are_no_equality() {
+fn equal_nans_and_infinities_are_no_equality() {
     let broken = layout("faults/nan-tp1");
     let run = compare(&broken, &broken);
     assert_eq!(run.code, 1, "{}", run.stderr);
     assert!(run.stderr.contains("NaN 1 in a, 1 in b"), "{}", run.stderr);
+    // Infinities are equal element by element, but have no distance either.
+    let infinite =
+        ["--include", "decoder.layers.1.mlp.linear_fc1.weight", "--metrics", "differing"];
+    let run = compare_with(&broken, &broken, &infinite);
+    assert_eq!(run.code, 1, "{}", run.stderr);
+    assert!(run.stderr.contains("Inf 1 in a, 1 in b"), "{}", run.stderr);
+    assert_eq!(run.json()["decoder.layers.1.mlp.linear_fc1.weight"]["differing"], 0);
 }
 
 #[test]
