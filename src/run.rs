@@ -1,6 +1,6 @@
 //! The pipeline on one screen: open twice, pair, compare, judge, report.
 
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -46,23 +46,28 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
         compared(args, &selection, tells_small_angles)
     })?;
 
-    print_problems(&report);
+    print_problems(&report, !args.include.is_empty() || !args.exclude.is_empty());
     let is_written =
         report.tensors.iter().any(|tensor| !matches!(tensor.outcome, Outcome::Unreadable(_)));
-    if to_stdout {
-        report::json::write(&report, &metrics, &mut io::stdout().lock())?;
+    if is_written && to_stdout {
+        unless_closed(report::json::write(&report, &metrics, &mut io::stdout().lock()))?;
     } else if is_written {
         write_output(&args.output, args.force, &report, &metrics)?;
     }
-    match (args.quiet, to_stdout) {
-        (true, _) => {}
-        (false, true) => report::screen::write(&report, Style::PLAIN, &mut io::stderr().lock())?,
-        (false, false) => report::screen::write(&report, style, &mut io::stdout().lock())?,
-    }
+    unless_closed(match (args.quiet, to_stdout) {
+        (true, _) => Ok(()),
+        (false, true) => report::screen::write(&report, Style::PLAIN, &mut io::stderr().lock()),
+        (false, false) => report::screen::write(&report, style, &mut io::stdout().lock()),
+    })?;
     Ok(match report.verdict {
         Verdict::Different if args.exit_zero => 0,
         verdict => verdict.exit_code(),
     })
+}
+
+/// Whoever reads our output may have seen enough: no reason to complain, nor to change the verdict.
+fn unless_closed(written: io::Result<()>) -> io::Result<()> {
+    written.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
 fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
@@ -157,7 +162,7 @@ fn write_output(output: &Path, force: bool, report: &Report, metrics: &[&Metric]
 }
 
 /// Says on standard error what could not be read, a line each.
-fn print_problems(report: &Report) {
+fn print_problems(report: &Report, is_selective: bool) {
     for (name, side) in SIDES.iter().zip(&report.sides) {
         print_list(&side.problems, |problem| format!("{name}: {problem}"));
     }
@@ -171,10 +176,12 @@ fn print_problems(report: &Report) {
     });
     if report.tensors.is_empty() {
         let only = report.sides.each_ref().map(|side| side.only_here.len());
-        crate::complain(&format!(
-            "nothing to compare: no name is on both sides ({} only in a, {} only in b)",
-            only[0], only[1]
-        ));
+        crate::complain(&if is_selective && only == [0, 0] {
+            "nothing to compare: --include and --exclude leave no name".to_owned()
+        } else {
+            let [a, b] = only;
+            format!("nothing to compare: no name is on both sides ({a} only in a, {b} only in b)")
+        });
     }
 }
 
@@ -192,12 +199,11 @@ fn print_list<T>(problems: &[T], text: impl Fn(&T) -> String) {
 fn run_inspect(args: &InspectArgs, style: Style) -> Result<u8> {
     let catalog = formats::open(&args.path, &args.input.options(0))?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    if args.json {
-        report::catalog::write_json(&catalog, &mut out)?;
-    } else {
-        report::catalog::write_screen(&catalog, style, &mut out)?;
-    }
-    out.flush()?;
+    let written = match args.json {
+        true => report::catalog::write_json(&catalog, &mut out),
+        false => report::catalog::write_screen(&catalog, style, &mut out),
+    };
+    unless_closed(written.and_then(|()| out.flush()))?;
     print_list(&catalog.problems, ToString::to_string);
     Ok(if catalog.problems.is_empty() { 0 } else { 2 })
 }

@@ -352,7 +352,8 @@ fn mark(bytes: &mut [bool], start: u64, sizes: &[u64], strides: &[u64], element:
             }
         }
         _ => {
-            bytes[usize::try_from(start).unwrap()..][..usize::try_from(element).unwrap()].fill(true);
+            bytes[usize::try_from(start).unwrap()..][..usize::try_from(element).unwrap()]
+                .fill(true);
         }
     }
 }

@@ -456,6 +456,21 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     }
 }
 
+#[test]
+fn a_reader_that_has_seen_enough_does_not_change_the_verdict() {
+    let verdicts = [("faults/nan-tp1", 1), ("faults/sparse-tp1", 2)];
+    for ((fault, code), output) in verdicts.into_iter().flat_map(|v| [(v, "-"), (v, "out.json")]) {
+        let folder = TempDir::new().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = ckptcmp();
+        command.current_dir(folder.path()).args(["compare", "-o", output]);
+        command.args([layout(fault), small()]);
+        let status = command.stdout(writer).stderr(std::process::Stdio::null()).status();
+        assert_eq!(status.unwrap().code(), Some(code), "{fault} -o {output}");
+    }
+}
+
 // Selection and exit codes
 
 #[test]
@@ -557,7 +572,7 @@ fn inspect_lists_every_tensor_with_its_dtype_shape_and_shards() {
         &["layout", "tp2 pp2"],
         &["iteration", "5"],
         &["decoder.layers.3.mlp.linear_fc1.weight", "bfloat16", "[12, 8]", "2", "mp_rank_00_001"],
-        &["decoder.layers.0.input_layernorm.weight", "1 + 1 copies", "mp_rank_00_000"],
+        &["decoder.layers.0.input_layernorm.weight", "1 + 1 copy", "mp_rank_00_000"],
         &["output_layer.weight", "tied to embedding.word_embeddings.weight"],
     ] {
         let is_said = run.stdout.lines().any(|line| words.iter().all(|word| line.contains(word)));

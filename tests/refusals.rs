@@ -230,6 +230,29 @@ fn supplying_one_fact_says_nothing_of_the_others() {
 }
 
 #[test]
+fn a_fact_that_nobody_asks_for_is_bad_usage_and_a_rule_for_no_name_is_remarked() {
+    let run =
+        compare_with(&layout("gpt-small/tp1"), &layout("gpt-small/tp1"), &["--set", "nonsense=1"]);
+    assert_eq!(run.code, 2, "{}", run.stderr);
+    assert!(run.stderr.contains("nonsense=1") && run.stderr.contains("num_experts"));
+    let run = compare_with(
+        &layout("gpt-small/tp1"),
+        &layout("gpt-small/tp1"),
+        &["--rule", "nonsense=row"],
+    );
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(run.stderr.contains("--rule nonsense: no name ends so"), "{}", run.stderr);
+}
+
+#[test]
+fn rows_that_a_lone_shard_lacks_are_no_padding() {
+    let shard = layout("gpt-small/tp2").join("iter_0000005/mp_rank_00");
+    let run = compare_with(&layout("gpt-small/tp1"), &shard, &["--include", "*word_embeddings*"]);
+    assert_eq!(run.code, 1, "{}", run.stderr);
+    assert!(run.stderr.contains("shape [56, 8] in a, [32, 8] in b"), "{}", run.stderr);
+}
+
+#[test]
 fn a_missing_rule_can_be_supplied_and_then_the_pair_is_equal() {
     let path = layout("faults/unknown-name-tp2");
     let name = "decoder.layers.0.mlp.mystery.weight";

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use globset::Glob;
 
-use super::InputArgs;
+use super::{EXIT_CODES, InputArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,7 +17,7 @@ Examples:
 
 /// Arguments of `compare`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub struct CompareArgs {
     /// The first checkpoint: a root, an iteration's folder, a rank's folder or a file
     pub a: PathBuf,

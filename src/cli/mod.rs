@@ -6,9 +6,10 @@ mod inspect;
 use std::io::IsTerminal;
 use std::str::FromStr;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ColorChoice, Parser, Subcommand};
 
-use crate::formats::OpenOptions;
+use crate::formats::{FORMATS, OpenOptions};
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, parse_fact};
 use crate::report::Style;
@@ -65,7 +66,7 @@ impl Cli {
 #[derive(Debug, Args)]
 pub struct InputArgs {
     /// Read the checkpoint as this format instead of detecting it
-    #[arg(long, value_name = "FORMAT", help_heading = "Input")]
+    #[arg(long, value_name = "FORMAT", help_heading = "Input", value_parser = format_names())]
     format: Option<String>,
     /// Supply or override what the checkpoint's args say, e.g. num_experts=8; a: or b: in front means that side only
     #[arg(long = "set", value_name = "[SIDE:]NAME=VALUE", help_heading = "Input")]
@@ -88,6 +89,10 @@ impl InputArgs {
     }
 }
 
+fn format_names() -> PossibleValuesParser {
+    FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().into()
+}
+
 /// A fact for one side or for both.
 #[derive(Debug, Clone)]
 struct SidedFact {
@@ -97,7 +102,7 @@ struct SidedFact {
 }
 
 impl FromStr for SidedFact {
-    type Err = &'static str;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (side, text) = match (text.strip_prefix("a:"), text.strip_prefix("b:")) {
@@ -105,7 +110,7 @@ impl FromStr for SidedFact {
             (_, Some(rest)) => (Some(1), rest),
             (None, None) => (None, text),
         };
-        let (name, value) = parse_fact(text).ok_or("not of the form NAME=VALUE")?;
+        let (name, value) = parse_fact(text)?;
         Ok(Self { side, name, value })
     }
 }

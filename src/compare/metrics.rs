@@ -38,13 +38,12 @@ pub static METRICS: &[Metric] = &[
         of_stats(tensor, |stats| json!(tensor.one_minus_cos.or(stats.one_minus_cos())))
     }),
     on_request("rel_l2", |tensor| of_stats(tensor, |stats| json!(stats.rel_l2()))),
-    on_request("max_abs", |tensor| of_stats(tensor, |stats| json!(stats.max_abs()))),
+    on_request("max_abs", |tensor| of_finite(tensor, |stats| json!(stats.max_abs()))),
     on_request("max_abs_index", |tensor| {
-        let largest = of_stats(tensor, |stats| json!(stats.max_abs_index()));
-        match &tensor.example {
-            Some(example) if !largest.is_null() => json!(example.index),
+        of_finite(tensor, |stats| match (&tensor.example, stats.max_abs_index()) {
+            (Some(example), Some(_)) => json!(example.index),
             _ => Value::Null,
-        }
+        })
     }),
     on_request("mean_abs", |tensor| of_stats(tensor, |stats| json!(stats.mean_abs()))),
     on_request("differing", |tensor| of_stats(tensor, |stats| json!(stats.differing()))),
@@ -80,6 +79,11 @@ fn of_stats(tensor: &TensorComparison, value: impl Fn(&Stats) -> Value) -> Value
         Outcome::Compared(stats) => value(stats),
         Outcome::ShapeDiffers | Outcome::Unreadable(_) => Value::Null,
     }
+}
+
+/// A value that elements which are not finite leave undefined.
+fn of_finite(tensor: &TensorComparison, value: impl Fn(&Stats) -> Value) -> Value {
+    of_stats(tensor, |stats| if stats.is_finite() { value(stats) } else { Value::Null })
 }
 
 fn numel(shape: &[u64]) -> u64 {

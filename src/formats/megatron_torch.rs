@@ -76,7 +76,7 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     let in_layout = |source| OpenError::Layout { path: located.path.clone(), source };
     let world = World::new(&coords, &facts).map_err(in_layout)?;
     let present: BTreeSet<RankCoord> = coords.iter().copied().collect();
-    check_present(located, &world, naming, &present, &facts)?;
+    check_present(located, &world, naming, &present, &facts, options)?;
 
     let mut ranks = Ranks { located, files, world, facts, notes: Vec::new() };
     ranks.note_sizes();
@@ -148,6 +148,7 @@ fn rank_folders(path: &Path, files: &mut FileSet) -> Result<Vec<RankFolder>, Ope
     if found.is_empty() {
         return Err(OpenError::Unrecognized {
             path: path.to_path_buf(),
+            seems: None,
             looked_for: "model_optim_rng.pt in the mp_rank_* folders",
         });
     }
@@ -182,13 +183,19 @@ fn check_present(
     naming: Naming,
     present: &BTreeSet<RankCoord>,
     facts: &Facts,
+    options: &OpenOptions,
 ) -> Result<(), OpenError> {
     let missing = world.missing(present);
     if missing.is_empty() {
         return Ok(());
     }
-    let says = if facts.are_known() { "the checkpoint says" } else { "the other folders make it" };
-    let hint = if world.etp < world.tp {
+    let says = match (options.facts.is_empty(), facts.are_known()) {
+        (false, _) => "the checkpoint and --set say",
+        (true, true) => "the checkpoint says",
+        (true, false) => "the other folders make it",
+    };
+    let has_experts = world.ep > 1 || facts.size("num_experts").is_some_and(|count| count > 0);
+    let hint = if has_experts && world.etp < world.tp {
         "; Megatron-Core 0.10 to 0.18.0 never writes some of them in this layout"
     } else if world.ep > 1 && facts.get("expert_tensor_parallel_size").is_none() {
         "; if experts are not split like dense layers, say --set expert_tensor_parallel_size=1"
@@ -448,13 +455,20 @@ impl Ranks<'_> {
             if merged.has_no_rule {
                 unruled.push(name.to_string());
             }
-            catalog.insert(name, Entry { tensor: merged.tensor, is_vocab: merged.is_vocab });
+            // The rows of a shard on its own are not all there are, so fewer of them are no padding.
+            let is_vocab = merged.is_vocab && world.tp == world.declared_tp;
+            catalog.insert(name, Entry { tensor: merged.tensor, is_vocab });
         }
         if let Some(first) = unruled.first() {
             catalog.notes.push(format!(
                 "no sharding rule for {} names, taken whole from their only shard: {first}, ...",
                 unruled.len()
             ));
+        }
+        for rule in &options.rules {
+            if !catalog.tensors.keys().any(|name| rule.matches(name.as_str())) {
+                catalog.notes.push(format!("--rule {rule}: no name ends so"));
+            }
         }
         tie_output_layer(&mut catalog, assembly.tied_copies, &facts);
         catalog.facts = facts;

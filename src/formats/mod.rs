@@ -53,10 +53,12 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Nothing there that any format knows.
-    #[error("{}: no checkpoint here: looked for {looked_for}", path.display())]
+    #[error("{}: no checkpoint here{}: looked for {looked_for}", path.display(), seems_text(*seems))]
     Unrecognized {
         /// The file or folder.
         path: PathBuf,
+        /// A format that it seems to be and that is not read yet.
+        seems: Option<&'static str>,
         /// What would have been one.
         looked_for: &'static str,
     },
@@ -131,6 +133,24 @@ fn format_names() -> String {
     FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
 
+fn seems_text(seems: Option<&str>) -> String {
+    seems.map_or_else(String::new, |format| format!(" that can be read yet ({format})"))
+}
+
+/// Formats that users may well try, by a file that gives them away.
+fn not_read_yet(path: &Path) -> Option<&'static str> {
+    const SIGNS: &[(&str, &str)] = &[
+        (".metadata", "torch_dist or another torch distributed checkpoint"),
+        ("metadata.json", "torch_dist or zarr of Megatron-Core"),
+        ("model.safetensors", "Hugging Face safetensors"),
+        ("model.safetensors.index.json", "Hugging Face safetensors"),
+        ("pytorch_model.bin.index.json", "Hugging Face torch files"),
+        ("latest", "DeepSpeed"),
+        ("mp_rank_00_model_states.pt", "DeepSpeed"),
+    ];
+    SIGNS.iter().find(|(file, _)| path.join(file).exists()).map(|(_, format)| *format)
+}
+
 /// The first shards in full, the others by number.
 fn missing_text(shards: &[MissingShard]) -> String {
     const SHOWN: usize = 8;
@@ -182,6 +202,7 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
         }),
         (None, _) => Err(OpenError::Unrecognized {
             path: path.to_path_buf(),
+            seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
                          mp_rank_* folders, model_optim_rng.pt, a torch .pt file",
         }),

@@ -34,7 +34,6 @@ pub struct Facts {
 /// Newer and older names of the same fact (Megatron-LM v1.0, MindSpeed-LLM before 2.0).
 static ALIASES: &[(&str, &str)] = &[
     ("tensor_model_parallel_size", "model_parallel_size"),
-    ("qk_head_dim", "qk_nope_head_dim"),
     ("qk_pos_emb_head_dim", "qk_rope_head_dim"),
 ];
 
@@ -51,6 +50,7 @@ impl Facts {
     /// The fact of this name, or of one that older writers used for it, where it is there and not `None`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Fact> {
+        debug_assert!(NAMES.contains(&name), "{name} is asked for, so it belongs in NAMES");
         let older = ALIASES.iter().filter(|(newer, _)| *newer == name).map(|(_, older)| *older);
         let mut found = std::iter::once(name).chain(older).filter_map(|name| self.values.get(name));
         found.find(|fact| **fact != Fact::None)
@@ -140,17 +140,57 @@ fn collect_sizes(fact: &Fact, sizes: &mut Vec<u64>) -> Option<()> {
     Some(())
 }
 
+/// All the facts that are ever asked for: the names that the command line may set.
+static NAMES: &[&str] = &[
+    "decoder_num_layers",
+    "encoder_num_layers",
+    "encoder_pipeline_model_parallel_size",
+    "encoder_tensor_model_parallel_size",
+    "expert_gtp_weight_remat_size",
+    "expert_model_parallel_size",
+    "expert_parallel",
+    "expert_tensor_parallel_size",
+    "gtp_weight_remat_size",
+    "kv_lora_rank",
+    "moe_mlp_glu_interleave_size",
+    "moe_shared_expert_glu_interleave_size",
+    "moe_tp_extend_ep",
+    "mtp_num_layers",
+    "noop_layers",
+    "num_attention_heads",
+    "num_experts",
+    "num_layer_list",
+    "num_layers",
+    "pipeline_model_parallel_size",
+    "pipeline_num_transformer_layers",
+    "q_lora_rank",
+    "qk_pos_emb_head_dim",
+    "quick_geglu",
+    "schedules_method",
+    "swiglu",
+    "tensor_model_parallel_size",
+    "tp_2d",
+    "untie_embeddings_and_output_weights",
+];
+
 /// Reads `NAME=VALUE` as the command line gives it: a Python literal of the simple kinds.
+///
+/// # Errors
+/// It has another form, or no fact of this name is ever asked for.
 ///
 /// ```
 /// use ckptcmp::layout::{Fact, parse_fact};
-/// assert_eq!(parse_fact("num_experts=8"), Some(("num_experts".to_owned(), Fact::Int(8))));
-/// assert_eq!(parse_fact("swiglu"), None);
+/// assert_eq!(parse_fact("num_experts=8"), Ok(("num_experts".to_owned(), Fact::Int(8))));
+/// assert!(parse_fact("swiglu").is_err());
 /// ```
-#[must_use]
-pub fn parse_fact(text: &str) -> Option<(String, Fact)> {
-    let (name, value) = text.split_once('=')?;
-    let value = value.trim();
+pub fn parse_fact(text: &str) -> Result<(String, Fact), String> {
+    let (name, value) = text.split_once('=').ok_or("not of the form NAME=VALUE")?;
+    let (name, value) = (name.trim(), value.trim());
+    let newer = ALIASES.iter().find(|(_, older)| *older == name).map(|(newer, _)| *newer);
+    let name = newer.unwrap_or(name);
+    if !NAMES.contains(&name) {
+        return Err(format!("no fact of this name matters; there are {}", NAMES.join(", ")));
+    }
     let fact = match value {
         "" | "None" | "none" | "null" => Fact::None,
         "True" | "true" => Fact::Bool(true),
@@ -161,6 +201,5 @@ pub fn parse_fact(text: &str) -> Option<(String, Fact)> {
             _ => Fact::Text(value.to_owned()),
         },
     };
-    let name = name.trim();
-    (!name.is_empty()).then(|| (name.to_owned(), fact))
+    Ok((name.to_owned(), fact))
 }

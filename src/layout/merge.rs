@@ -99,7 +99,10 @@ impl Merger<'_> {
             let sharding = sharding.ok_or(LayoutError::NoRule)?;
             self.join(name.as_str(), sharding, &firsts)?
         };
-        put_together(&join, parts)
+        put_together(&join, parts).map_err(|error| match error {
+            LayoutError::Tensor(_) => parts_disagree(&firsts),
+            other => other,
+        })
     }
 
     fn join(&self, name: &str, sharding: Sharding, parts: &[&Local]) -> Result<Join, LayoutError> {
@@ -256,6 +259,14 @@ impl Merger<'_> {
         self.dim(module, suffix, dim, rank)
             .ok_or_else(|| LayoutError::SiblingMissing { sibling: format!("{module}{suffix}") })
     }
+}
+
+fn parts_disagree(parts: &[&Local]) -> LayoutError {
+    let part = |local: &&Local| {
+        let (shape, dtype) = (local.tensor.shape(), local.tensor.dtype());
+        format!("tp {} holds {shape:?} of {dtype}", local.rank.tp)
+    };
+    LayoutError::PartsDisagree { parts: parts.iter().map(part).collect() }
 }
 
 fn put_together(join: &Join, parts: Vec<LogicalTensor>) -> Result<LogicalTensor, LayoutError> {

@@ -87,6 +87,12 @@ pub enum LayoutError {
         /// Canonical name of the tensor that is missing.
         sibling: String,
     },
+    /// The shards of one tensor differ in shape or dtype.
+    #[error("shards do not fit together: {}", parts.join(", "))]
+    PartsDisagree {
+        /// Rank, shape and dtype of each.
+        parts: Vec<String>,
+    },
     /// One half of a pair is there without the other.
     #[error("its other half {other} is missing")]
     HalfMissing {

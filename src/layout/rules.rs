@@ -159,6 +159,20 @@ impl std::str::FromStr for UserRule {
     }
 }
 
+impl UserRule {
+    /// Whether the rule is for this name.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        SuffixTable::new([(self.pattern.as_str(), ())]).find(name).is_some()
+    }
+}
+
+impl std::fmt::Display for UserRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.pattern)
+    }
+}
+
 impl Rules {
     /// The table, with the user's rules in front.
     #[must_use]

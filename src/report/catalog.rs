@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::catalog::{Catalog, Entry};
 use crate::names::Name;
-use crate::tensor::{LogicalTensor, Piece};
+use crate::tensor::{ByteOrder, LogicalTensor, Piece};
 
 use super::Style;
 use super::units::{bytes, counted, grouped, shape};
@@ -34,8 +34,7 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
         format!("{}, {} elements", counted(catalog.tensors.len(), "tensor"), grouped(elements));
     writeln!(out, "{}", row("tensors", &tensors))?;
     if origin.left_out > 0 {
-        let left_out = format!("{} that is no weight", counted(origin.left_out, "buffer"));
-        writeln!(out, "{}", row("left out", &left_out))?;
+        writeln!(out, "{}", row("left out", &counted(origin.left_out, "buffer")))?;
     }
     for note in &catalog.notes {
         writeln!(out, "{}", row("note", note))?;
@@ -62,7 +61,11 @@ fn shards_text(catalog: &Catalog, tensor: &LogicalTensor) -> String {
     files.sort_unstable();
     files.dedup();
     let copies = tensor.replicas().len();
-    let copies = if copies > 0 { format!(" + {copies} copies") } else { String::new() };
+    let copies = match copies {
+        0 => String::new(),
+        1 => " + 1 copy".to_owned(),
+        _ => format!(" + {copies} copies"),
+    };
     format!("{}{copies}  {}", files.len(), folder.to_string_lossy())
 }
 
@@ -79,6 +82,7 @@ pub fn write_json(catalog: &Catalog, out: &mut dyn Write) -> io::Result<()> {
             "offsets": piece.extent.offsets,
             "sizes": piece.extent.sizes,
             "strides": piece.strides,
+            "byte_order": if piece.byte_order == ByteOrder::Big { "big" } else { "little" },
         })
     };
     let tensor = |(name, Entry { tensor, .. }): (&Name, &Entry)| {

@@ -104,7 +104,7 @@ fn write_worst(report: &Report, style: Style, out: &mut dyn Write) -> io::Result
                     tensor.name,
                     scientific(stats.rel_l2()),
                     scientific(stats.l2()),
-                    scientific(stats.max_abs()),
+                    scientific(stats.max_abs().filter(|_| stats.is_finite())),
                     grouped(stats.differing()),
                 )?;
                 if let Some(example) = &tensor.example {

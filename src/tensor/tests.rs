@@ -60,10 +60,9 @@ fn cut(random: &mut Random) -> LogicalTensor {
     let file = pretended(1 << 20);
     let rank = 1 + random.index(3);
     let shape: Vec<u64> = (0..rank).map(|_| 1 + random.below(6)).collect();
-    let mut whole =
-        StoredTensor::contiguous(Dtype::Float32, shape, file, ByteOrder::Little)
-            .map(|stored| LogicalTensor::from_stored(&stored, "whole"))
-            .unwrap();
+    let mut whole = StoredTensor::contiguous(Dtype::Float32, shape, file, ByteOrder::Little)
+        .map(|stored| LogicalTensor::from_stored(&stored, "whole"))
+        .unwrap();
     let boxes = whole.pieces().to_vec();
     let mut todo = boxes;
     let mut pieces = Vec::new();
