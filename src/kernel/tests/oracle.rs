@@ -89,6 +89,10 @@ impl Exact {
 
 /// `m * 2^e` in two steps, so that neither overflows on its own.
 pub(super) fn number((value, exp): (f64, i32)) -> f64 {
+    // Zero stays zero, whatever its exponent would overflow to.
+    if value == 0.0 {
+        return 0.0;
+    }
     let half = exp / 2;
     value * 2f64.powi(half) * 2f64.powi(exp - half)
 }
