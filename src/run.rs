@@ -71,8 +71,8 @@ fn unless_closed(written: io::Result<()>) -> io::Result<()> {
 }
 
 fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
-    let a = open(0, &args.a, args)?;
-    let b = open(1, &args.b, args)?;
+    let (a, b) = rayon::join(|| open(0, &args.a, args), || open(1, &args.b, args));
+    let (a, b) = (a?, b?);
     let pairing = pair(&a, &b, selection);
     let total = bytes_to_compare(&pairing.pairs);
     let tensors = progress::with_progress(total, !args.quiet, |done| {

@@ -45,10 +45,10 @@ enum Join {
 
 impl Merger<'_> {
     /// Puts a parameter together from what every rank holds of it.
-    pub(super) fn merge(&self, name: &Name) -> Result<Merged, LayoutError> {
+    pub(super) fn merge(&self, name: &Name, locals: &[Local]) -> Result<Merged, LayoutError> {
         let sharding = self.rules.find(name.as_str());
         let mut stages: BTreeMap<(u64, u64), Vec<&Local>> = BTreeMap::new();
-        for local in &self.groups[name] {
+        for local in locals {
             stages.entry((local.rank.pp, local.rank.vp)).or_default().push(local);
         }
         // What several stages hold (embeddings beside an MTP layer, say) is one parameter and its copies.

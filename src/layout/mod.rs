@@ -11,7 +11,7 @@ mod numbering;
 pub mod rules;
 mod unfuse;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -231,8 +231,8 @@ pub fn assemble(
     }
     let groups = numbered(locals, ranks.keys(), world, facts, &mut assembly);
     let merger = Merger { groups: &groups, rules, world, facts };
-    for name in groups.keys() {
-        match merger.merge(name) {
+    for (name, locals) in &groups {
+        match merger.merge(name, locals) {
             Ok(merged) if is_tied_copy(name) => {
                 assembly.tied_copies.insert(untied_name(name), merged.tensor);
             }
@@ -315,7 +315,8 @@ fn numbered<'r>(
     for mut local in locals {
         let chunk = local.rank.chunk();
         if let Some((before, index, rest)) = split_expert(&local.name) {
-            let Some(count) = experts.get(&(chunk, before.to_owned())) else { continue };
+            let count = experts.get(&chunk).and_then(|lists| lists.get(before));
+            let Some(count) = count else { continue };
             let numbers = ExpertNumbers { local: *count, slot: world.expert_slot(local.rank) };
             local.name = format!("{before}{}{rest}", numbers.global(index));
         }
@@ -355,42 +356,47 @@ fn number_layers(
     numbers
 }
 
-/// A list of experts: its chunk and its name with the rank's own layer index.
-type ExpertList = (Chunk, String);
+/// Experts of each list on each rank of a chunk, by the list's name with the rank's own layer index.
+type ExpertCounts = HashMap<Chunk, HashMap<String, u64>>;
 
-/// Experts that each rank holds of each list. A list on whose length the ranks and `args` disagree is reported and left out.
+/// Counts the experts that a rank holds of each list. A list on whose length the ranks and `args` disagree is reported
+/// and left out.
 fn count_experts(
     locals: &[Local],
     world: &World,
     facts: &Facts,
     assembly: &mut Assembly,
-) -> BTreeMap<ExpertList, u64> {
-    let mut by_rank: BTreeMap<(ExpertList, RankCoord), u64> = BTreeMap::new();
+) -> ExpertCounts {
+    let mut by_rank: HashMap<(RankCoord, &str), u64> = HashMap::new();
     for local in locals {
         if let Some((list, index, _)) = split_expert(&local.name) {
-            let list = (local.rank.chunk(), list.to_owned());
-            let count = by_rank.entry((list, local.rank)).or_default();
+            let count = by_rank.entry((local.rank, list)).or_default();
             *count = (*count).max(index.saturating_add(1));
         }
+    }
+    let mut extremes: HashMap<(Chunk, &str), [u64; 2]> = HashMap::new();
+    for ((rank, list), found) in by_rank {
+        let [least, most] = extremes.entry((rank.chunk(), list)).or_insert([found, found]);
+        (*least, *most) = (found.min(*least), found.max(*most));
     }
     // The highest index tells, but where an expert was lost it tells too little.
     let shares = world.declared_expert_shares;
     let declared = facts.size("num_experts").filter(|experts| experts.is_multiple_of(shares));
-    let mut counts: BTreeMap<ExpertList, u64> = BTreeMap::new();
+    let declared = declared.map(|experts| experts / shares);
+    let mut counts = ExpertCounts::new();
     let mut uneven = BTreeMap::new();
-    for ((list, _), found) in by_rank {
-        let expected = *counts.entry(list.clone()).or_insert(match declared {
-            Some(experts) => experts / shares,
-            None => found,
-        });
-        let fits = if declared.is_some() { found <= expected } else { found == expected };
-        if !fits {
-            uneven.insert(list, LayoutError::UnevenExperts { found, expected });
+    for ((chunk, list), [least, most]) in extremes {
+        let expected = declared.unwrap_or(most);
+        let fits = if declared.is_some() { most <= expected } else { least == most };
+        if fits {
+            counts.entry(chunk).or_default().insert(list.to_owned(), expected);
+        } else {
+            let found = if most > expected { most } else { least };
+            uneven.insert((chunk, list), LayoutError::UnevenExperts { found, expected });
         }
     }
-    for (list, error) in uneven {
-        counts.remove(&list);
-        assembly.problems.push((list.1, error));
+    for ((_, list), error) in uneven {
+        assembly.problems.push((list.to_owned(), error));
     }
     counts
 }

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 /// A table of values found by the longest pattern that matches the end of a name.
 #[derive(Debug)]
 pub struct SuffixTable<T> {
-    /// By the last component, its digits taken off.
-    by_last: HashMap<String, Vec<Row<T>>>,
+    /// By the last two components, digits at their ends taken off; one that may be anything is `*`.
+    by_end: HashMap<String, HashMap<String, Vec<Row<T>>>>,
 }
 
 #[derive(Debug)]
@@ -36,10 +36,13 @@ pub struct Match<'n, 't, T> {
     pub value: &'t T,
 }
 
+/// Stands for a component that may be anything, or for none.
+const ANY: &str = "*";
+
 impl<T: Clone> SuffixTable<T> {
     /// A table of `(pattern, value)` rows. Among patterns of equal length the first one wins.
     pub fn new<'p>(rows: impl IntoIterator<Item = (&'p str, T)>) -> Self {
-        let mut table = Self { by_last: HashMap::new() };
+        let mut table = Self { by_end: HashMap::new() };
         for (pattern, value) in rows {
             for pattern in expand_braces(pattern) {
                 table.insert(&pattern, value.clone());
@@ -51,11 +54,13 @@ impl<T: Clone> SuffixTable<T> {
     /// Adds one pattern without braces.
     pub fn insert(&mut self, pattern: &str, value: T) {
         let components: Vec<Component> = pattern.split('.').map(Component::parse).collect();
-        let key = match components.last() {
-            Some(Component::Literal(text) | Component::Numbered(text)) => strip_digits(text).0,
-            Some(Component::Any) | None => "*",
-        };
-        let rows = self.by_last.entry(key.to_owned()).or_default();
+        let mut from_end = components.iter().rev().map(|component| match component {
+            Component::Literal(text) | Component::Numbered(text) => strip_digits(text).0,
+            Component::Any => ANY,
+        });
+        let mut next = || from_end.next().unwrap_or(ANY).to_owned();
+        let (last, second) = (next(), next());
+        let rows = self.by_end.entry(last).or_default().entry(second).or_default();
         let place = rows.partition_point(|row| row.components.len() >= components.len());
         rows.insert(place, Row { components, value });
     }
@@ -63,10 +68,11 @@ impl<T: Clone> SuffixTable<T> {
     /// The longest pattern that the end of `name` matches.
     #[must_use]
     pub fn find<'n>(&self, name: &'n str) -> Option<Match<'n, '_, T>> {
-        let last = name.rsplit('.').next().unwrap_or(name);
-        let keyed = self.by_last.get(strip_digits(last).0);
-        let wild = self.by_last.get("*");
-        let rows = keyed.into_iter().chain(wild).flatten();
+        let mut from_end = name.rsplit('.').map(|component| strip_digits(component).0);
+        let (last, second) = (from_end.next().unwrap_or(ANY), from_end.next().unwrap_or(ANY));
+        let ends = [last, ANY].into_iter().filter_map(|last| self.by_end.get(last));
+        let rows = ends.flat_map(|end| [second, ANY].into_iter().filter_map(|key| end.get(key)));
+        let rows = rows.flatten();
         let mut best: Option<(usize, Match<'n, '_, T>)> = None;
         for row in rows {
             let length = row.components.len();
