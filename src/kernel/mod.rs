@@ -9,8 +9,8 @@
 //! of a tensor of any size are within 2^-44 of the exact ones, relative to the sum of
 //! magnitudes of their terms.
 
+mod angle;
 mod decode;
-mod exact;
 mod general;
 mod lanes;
 mod scalar;
@@ -19,7 +19,7 @@ mod sum;
 #[cfg(test)]
 mod tests;
 
-pub use exact::ExactSums;
+pub use angle::ExactSums;
 pub use stats::Stats;
 
 use crate::dtype::Dtype;
