@@ -340,8 +340,7 @@ fn sums_are_what_the_definition_says() {
     for (a, b) in a.chunks(1024).zip(b.chunks(1024)) {
         let mut lanes = [0.0; 16];
         for (index, (a, b)) in a.iter().zip(b).enumerate() {
-            let square = (a - b) * (a - b);
-            lanes[index % 16] += square;
+            lanes[index % 16] = (a - b).mul_add(a - b, lanes[index % 16]);
         }
         for lane in 0..16 {
             totals[lane] += lanes[lane];

@@ -16,7 +16,8 @@ use proptest::prelude::*;
 use self::oracle::{Oracle, float8, number};
 use super::decode::decode_chunk;
 use super::lanes::CHUNK;
-use super::{BLOCK, Side, Stats, compare_block, general, scalar, size};
+use super::simd::Isa;
+use super::{BLOCK, Side, Stats, compare_block, compare_block_with, general, plain, size};
 use crate::dtype::Dtype;
 
 const ALL: [Dtype; 19] = [
@@ -189,19 +190,19 @@ fn all_paths_give_the_same_bits() {
                     (Side { dtype: a, bytes: &a_bytes }, Side { dtype: b, bytes: &b_bytes });
                 let expected = Stats {
                     is_identical: count == 0 && a.dtype == b.dtype,
-                    ..general::compare(a, b, 7)
+                    ..general::compare(Isa::SCALAR, a, b, 7)
                 };
-                assert_eq!(
-                    bits(&compare_block(a, b, 7)),
-                    bits(&expected),
-                    "{} {}",
-                    a.dtype,
-                    b.dtype
-                );
-                let expected = bits(&general::compare(a, a, 7));
-                assert_eq!(bits(&compare_block(a, a, 7)), expected, "{}", a.dtype);
-                if scalar::is_narrow(a.dtype) {
-                    assert_eq!(bits(&scalar::compare(a, a, 7).unwrap()), expected, "{}", a.dtype);
+                let equal = bits(&general::compare(Isa::SCALAR, a, a, 7));
+                for isa in Isa::available() {
+                    let case = format!("{} {} of {count}, {}", a.dtype, b.dtype, isa.name());
+                    let found = compare_block_with(isa, a, b, 7);
+                    assert_eq!(bits(&found), bits(&expected), "{case}");
+                    assert_eq!(bits(&compare_block_with(isa, a, a, 7)), equal, "{case}");
+                    if let (true, Some(found)) =
+                        (plain::is_plain(a.dtype), plain::compare(isa, a, a, 7))
+                    {
+                        assert_eq!(bits(&found), equal, "{case}");
+                    }
                 }
             }
         }
@@ -213,10 +214,13 @@ fn non_finite_elements_are_not_taken_by_a_quick_path() {
     for dtype in ALL {
         let bytes = elements(dtype, 3000, 8, false);
         let side = Side { dtype, bytes: &bytes };
-        let stats = compare_block(side, side, 0);
-        assert_eq!(bits(&stats), bits(&general::compare(side, side, 0)), "{dtype}");
-        assert!(stats.is_identical);
-        assert_eq!(stats.differing, stats.nan[0], "{dtype}: NaN differs from itself");
+        let expected = bits(&general::compare(Isa::SCALAR, side, side, 0));
+        for isa in Isa::available() {
+            let stats = compare_block_with(isa, side, side, 0);
+            assert_eq!(bits(&stats), expected, "{dtype}, {}", isa.name());
+            assert!(stats.is_identical);
+            assert_eq!(stats.differing, stats.nan[0], "{dtype}: NaN differs from itself");
+        }
     }
 }
 

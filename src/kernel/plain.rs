@@ -1,0 +1,134 @@
+//! Blocks of plain finite real numbers with squares inside the range of `f64`, which is nearly
+//! every block of a checkpoint. A block that turns out to hold anything else is given back for
+//! the [general](super::general) path, which gives the same bits for all others.
+
+use super::decode::{decode_chunk, reals_per_element};
+use super::general::is_in_range;
+use super::lanes::{CHUNK, Chunk, Totals};
+use super::simd::{FLOAT64, Found, Isa, form};
+use super::stats::Stats;
+use super::{LANES, Side, size};
+use crate::dtype::Dtype;
+
+/// Whether elements are real and exact in `f64`.
+pub(super) fn is_plain(dtype: Dtype) -> bool {
+    reals_per_element(dtype) == 1 && !is_wide_integer(dtype)
+}
+
+fn is_wide_integer(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Int64 | Dtype::UInt64)
+}
+
+/// Compares two blocks of [plain](is_plain) dtypes; `None` if a value is not finite, or a sum is
+/// out of range.
+pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Option<Stats> {
+    let mut totals = Totals::default();
+    let found = if let (Some(a_form), Some(b_form)) = (form(a.dtype), form(b.dtype)) {
+        let ((a_whole, a_rest), (b_whole, b_rest)) = (a.split_whole(), b.split_whole());
+        let mut found = isa.pairs((a_form, a_whole), (b_form, b_whole), &mut totals);
+        if !a_rest.is_empty() {
+            let mut rooms = [[0; CHUNK * 8]; 2];
+            let [a_room, b_room] = &mut rooms;
+            let a_rest = (a_form, padded(a_rest, size(a.dtype), a_room));
+            let b_rest = (b_form, padded(b_rest, size(b.dtype), b_room));
+            let later = isa.pairs(a_rest, b_rest, &mut totals);
+            found.merge(a_whole.len() / (CHUNK * size(a.dtype)), &later);
+        }
+        found
+    } else {
+        compare_decoded(isa, a, b, &mut totals)
+    };
+    let sums = totals.sums([0; 4]);
+    if !sums.are_finite() {
+        return None;
+    }
+    if a.dtype == Dtype::Float64 || b.dtype == Dtype::Float64 {
+        let is_in_range = found.magnitudes.into_iter().chain([found.largest]).all(is_in_range);
+        if !is_in_range {
+            return None;
+        }
+    }
+    let diffs = |chunk: usize| {
+        let mut values = [[0.0; CHUNK]; 2];
+        for (side, values) in [a, b].into_iter().zip(&mut values) {
+            side.decode(chunk, values);
+        }
+        let [a, b] = values;
+        (first + (chunk * CHUNK) as u64, a.into_iter().zip(b).map(|(a, b)| a - b))
+    };
+    let mut stats = Stats { count: a.count(), sums, ..Stats::default() };
+    if let Some(chunk) = found.first_differing {
+        let (start, mut diffs) = diffs(chunk);
+        stats.note_differing(start, found.differing, || diffs.position(|diff| diff != 0.0));
+    }
+    if let Some(chunk) = found.largest_at {
+        let (start, mut diffs) = diffs(chunk);
+        let largest = found.largest;
+        stats.note_max_abs(start, largest, || diffs.position(|diff| diff.abs() == largest));
+    }
+    Some(stats)
+}
+
+/// Compares by decoding a chunk of both sides at a time.
+fn compare_decoded(isa: Isa, a: Side<'_>, b: Side<'_>, totals: &mut Totals) -> Found {
+    let mut values = [[0.0; CHUNK]; 2];
+    let mut found = Found::default();
+    for (chunk, _) in a.chunks(CHUNK).enumerate() {
+        a.decode(chunk, &mut values[0]);
+        b.decode(chunk, &mut values[1]);
+        found.merge(chunk, &isa.decoded_pairs(&values, totals));
+    }
+    found
+}
+
+/// What the other paths give for two bitwise equal blocks, from one of them; `None` as for
+/// [`compare`], or if the dtype is a 64-bit integer.
+pub(super) fn compare_equal(isa: Isa, a: Side<'_>) -> Option<Stats> {
+    if is_wide_integer(a.dtype) {
+        return None;
+    }
+    let mut totals = Totals::default();
+    if let Some(form) = form(a.dtype) {
+        let (whole, rest) = a.split_whole();
+        let mut largest = isa.squares((form, whole), &mut totals.products);
+        if !rest.is_empty() {
+            let mut room = [0; CHUNK * 8];
+            let rest = padded(rest, size(a.dtype) / reals_per_element(a.dtype), &mut room);
+            largest = largest.max(isa.squares((form, rest), &mut totals.products));
+        }
+        if form == FLOAT64 && !is_in_range(largest) {
+            return None;
+        }
+    } else {
+        let mut x = [0.0; CHUNK];
+        for (chunk, _) in a.chunks(CHUNK).enumerate() {
+            a.decode(chunk, &mut x);
+            isa.products(&x, &x, &mut totals.products);
+        }
+    }
+    totals.squares = [totals.products; 2];
+    let sums = totals.sums([0; 4]);
+    sums.are_finite().then_some(Stats { count: a.count(), sums, ..Stats::default() })
+}
+
+/// Less than a chunk of numbers of `width` bytes, filled up with zeros to a multiple of
+/// [`LANES`].
+fn padded<'a>(bytes: &[u8], width: usize, room: &'a mut [u8; CHUNK * 8]) -> &'a [u8] {
+    room[..bytes.len()].copy_from_slice(bytes);
+    &room[..bytes.len().next_multiple_of(LANES * width)]
+}
+
+impl<'a> Side<'a> {
+    /// The bytes of all whole chunks, and the rest.
+    fn split_whole(self) -> (&'a [u8], &'a [u8]) {
+        let chunk = CHUNK / reals_per_element(self.dtype) * size(self.dtype);
+        self.bytes.split_at(self.bytes.len() / chunk * chunk)
+    }
+
+    /// Decodes a chunk of real elements.
+    fn decode(self, chunk: usize, values: &mut Chunk) {
+        if let Some(bytes) = self.chunks(CHUNK).nth(chunk) {
+            decode_chunk(self.dtype, bytes, values);
+        }
+    }
+}
