@@ -44,7 +44,13 @@ fn main() {
         [Dtype::Float8E4M3Fn; 2],
         [Dtype::Int64; 2],
     ] {
+        let only = std::env::args().nth(2);
         for isa in Isa::available() {
+            if only.as_ref().is_some_and(|only| {
+                !format!("{} {} {}", dtypes[0], dtypes[1], isa.name()).contains(only.as_str())
+            }) {
+                continue;
+            }
             cases.push(compare(dtypes, Blocks::Different, isa));
             if dtypes[0] == dtypes[1] {
                 cases.push(compare(dtypes, Blocks::Identical, isa));

@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use super::decode::{decode_chunk, reals_per_element};
+use super::exact::{self, is_exact};
 use super::lanes::{CHUNK, Chunk, Totals, largest_magnitude};
 use super::simd::Isa;
 use super::stats::Stats;
@@ -21,6 +22,9 @@ pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Stats {
     let mut stats = Stats { count: a.count(), ..Stats::default() };
     let scales = survey(&mut pair, first, &mut stats);
     accumulate(isa, &mut pair, first, scales, &mut stats);
+    if is_exact(a.dtype, b.dtype) {
+        stats.sums = exact::sums(a.bytes, b.bytes);
+    }
     stats
 }
 

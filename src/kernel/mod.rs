@@ -10,6 +10,7 @@
 //! magnitudes of their terms.
 
 mod decode;
+mod exact;
 mod general;
 mod lanes;
 mod plain;

@@ -3,11 +3,12 @@
 //! the [general](super::general) path, which gives the same bits for all others.
 
 use super::decode::{decode_chunk, reals_per_element};
+use super::exact::{Buckets, is_exact};
 use super::general::is_in_range;
 use super::lanes::{CHUNK, Chunk, Totals};
-use super::simd::{FLOAT64, Found, Isa, form};
+use super::simd::{FLOAT64, Found, Isa, ROW, form};
 use super::stats::Stats;
-use super::{LANES, Side, size};
+use super::{Side, size};
 use crate::dtype::Dtype;
 
 /// Whether elements are real and exact in `f64`.
@@ -22,23 +23,19 @@ fn is_wide_integer(dtype: Dtype) -> bool {
 /// Compares two blocks of [plain](is_plain) dtypes; `None` if a value is not finite, or a sum is
 /// out of range.
 pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Option<Stats> {
-    let mut totals = Totals::default();
-    let found = if let (Some(a_form), Some(b_form)) = (form(a.dtype), form(b.dtype)) {
-        let ((a_whole, a_rest), (b_whole, b_rest)) = (a.split_whole(), b.split_whole());
-        let mut found = isa.pairs((a_form, a_whole), (b_form, b_whole), &mut totals);
-        if !a_rest.is_empty() {
-            let mut rooms = [[0; CHUNK * 8]; 2];
-            let [a_room, b_room] = &mut rooms;
-            let a_rest = (a_form, padded(a_rest, size(a.dtype), a_room));
-            let b_rest = (b_form, padded(b_rest, size(b.dtype), b_room));
-            let later = isa.pairs(a_rest, b_rest, &mut totals);
-            found.merge(a_whole.len() / (CHUNK * size(a.dtype)), &later);
-        }
-        found
+    let (found, sums) = if is_exact(a.dtype, b.dtype) {
+        let mut buckets = Buckets::new();
+        let found = in_rows(a, b, |a, b| isa.exact_pairs(a, b, &mut buckets))?;
+        (found, buckets.sums())
     } else {
-        compare_decoded(isa, a, b, &mut totals)
+        let mut totals = Totals::default();
+        let found = if let (Some(a_form), Some(b_form)) = (form(a.dtype), form(b.dtype)) {
+            in_rows(a, b, |a, b| Some(isa.pairs((a_form, a), (b_form, b), &mut totals)))?
+        } else {
+            compare_decoded(isa, a, b, &mut totals)
+        };
+        (found, totals.sums([0; 4]))
     };
-    let sums = totals.sums([0; 4]);
     if !sums.are_finite() {
         return None;
     }
@@ -48,25 +45,45 @@ pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Option<
             return None;
         }
     }
-    let diffs = |chunk: usize| {
+    // What is found in a chunk may also be in the next, where loops take more of them at once.
+    let position = |chunk: usize, is_it: &dyn Fn(f64) -> bool| {
         let mut values = [[0.0; CHUNK]; 2];
-        for (side, values) in [a, b].into_iter().zip(&mut values) {
-            side.decode(chunk, values);
-        }
-        let [a, b] = values;
-        (first + (chunk * CHUNK) as u64, a.into_iter().zip(b).map(|(a, b)| a - b))
+        (chunk..chunk + 2).find_map(|chunk| {
+            for (side, values) in [a, b].into_iter().zip(&mut values) {
+                side.decode(chunk, values);
+            }
+            let [a, b] = &values;
+            let index = a.iter().zip(b).position(|(a, b)| is_it(a - b))?;
+            Some(chunk * CHUNK + index)
+        })
     };
     let mut stats = Stats { count: a.count(), sums, ..Stats::default() };
     if let Some(chunk) = found.first_differing {
-        let (start, mut diffs) = diffs(chunk);
-        stats.note_differing(start, found.differing, || diffs.position(|diff| diff != 0.0));
+        stats.note_differing(first, found.differing, || position(chunk, &|diff| diff != 0.0));
     }
     if let Some(chunk) = found.largest_at {
-        let (start, mut diffs) = diffs(chunk);
         let largest = found.largest;
-        stats.note_max_abs(start, largest, || diffs.position(|diff| diff.abs() == largest));
+        stats.note_max_abs(first, largest, || position(chunk, &|diff| diff.abs() == largest));
     }
     Some(stats)
+}
+
+/// Calls for all whole chunks, and for what is left, filled up with zeros to whole rows.
+fn in_rows<'a>(
+    a: Side<'a>,
+    b: Side<'a>,
+    mut loops: impl FnMut(&[u8], &[u8]) -> Option<Found>,
+) -> Option<Found> {
+    let ((a_whole, a_rest), (b_whole, b_rest)) = (a.split_whole(), b.split_whole());
+    let mut found = loops(a_whole, b_whole)?;
+    if !a_rest.is_empty() {
+        let mut rooms = [[0; CHUNK * 8]; 2];
+        let [a_room, b_room] = &mut rooms;
+        let a_rest = padded(a_rest, size(a.dtype), a_room);
+        let b_rest = padded(b_rest, size(b.dtype), b_room);
+        found.merge(a_whole.len() / (CHUNK * size(a.dtype)), &loops(a_rest, b_rest)?);
+    }
+    Some(found)
 }
 
 /// Compares by decoding a chunk of both sides at a time.
@@ -86,6 +103,15 @@ fn compare_decoded(isa: Isa, a: Side<'_>, b: Side<'_>, totals: &mut Totals) -> F
 pub(super) fn compare_equal(isa: Isa, a: Side<'_>) -> Option<Stats> {
     if is_wide_integer(a.dtype) {
         return None;
+    }
+    if is_exact(a.dtype, a.dtype) {
+        let (whole, rest) = a.split_whole();
+        let mut buckets = Buckets::new();
+        let mut room = [0; CHUNK * 8];
+        let is_finite = isa.exact_squares(whole, &mut buckets)
+            && isa.exact_squares(padded(rest, size(a.dtype), &mut room), &mut buckets);
+        let sums = buckets.sums();
+        return is_finite.then_some(Stats { count: a.count(), sums, ..Stats::default() });
     }
     let mut totals = Totals::default();
     if let Some(form) = form(a.dtype) {
@@ -111,11 +137,10 @@ pub(super) fn compare_equal(isa: Isa, a: Side<'_>) -> Option<Stats> {
     sums.are_finite().then_some(Stats { count: a.count(), sums, ..Stats::default() })
 }
 
-/// Less than a chunk of numbers of `width` bytes, filled up with zeros to a multiple of
-/// [`LANES`].
+/// Less than a chunk of numbers of `width` bytes, filled up with zeros to a multiple of [`ROW`].
 fn padded<'a>(bytes: &[u8], width: usize, room: &'a mut [u8; CHUNK * 8]) -> &'a [u8] {
     room[..bytes.len()].copy_from_slice(bytes);
-    &room[..bytes.len().next_multiple_of(LANES * width)]
+    &room[..bytes.len().next_multiple_of(ROW * width)]
 }
 
 impl<'a> Side<'a> {

@@ -2,15 +2,23 @@
 
 use std::arch::x86_64::{
     __m256d, __m256i, _CMP_NEQ_UQ, _mm_castsi128_ps, _mm_cvtepu16_epi32, _mm_cvtph_ps,
-    _mm_loadl_epi64, _mm_loadu_ps, _mm_slli_epi32, _mm256_add_pd, _mm256_andnot_pd,
-    _mm256_castpd_si256, _mm256_cmp_pd, _mm256_cvtps_pd, _mm256_fmadd_pd, _mm256_loadu_pd,
-    _mm256_max_pd, _mm256_set1_pd, _mm256_setzero_pd, _mm256_setzero_si256, _mm256_storeu_pd,
-    _mm256_storeu_si256, _mm256_sub_epi64, _mm256_sub_pd,
+    _mm_loadl_epi64, _mm_loadu_ps, _mm_slli_epi32, _mm256_abs_epi32, _mm256_add_epi16,
+    _mm256_add_epi32, _mm256_add_pd, _mm256_and_si256, _mm256_andnot_pd, _mm256_andnot_si256,
+    _mm256_castpd_si256, _mm256_cmp_pd, _mm256_cmpeq_epi16, _mm256_cmpgt_epi16, _mm256_cvtps_pd,
+    _mm256_fmadd_pd, _mm256_loadu_pd, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_epi32,
+    _mm256_max_epu16, _mm256_max_pd, _mm256_min_epu16, _mm256_movemask_epi8, _mm256_mulhi_epu16,
+    _mm256_mullo_epi16, _mm256_or_si256, _mm256_packs_epi16, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_pd, _mm256_setr_epi16, _mm256_setr_epi64x, _mm256_setzero_pd, _mm256_setzero_si256,
+    _mm256_shuffle_epi8, _mm256_sign_epi16, _mm256_slli_epi16, _mm256_srli_epi16, _mm256_storeu_pd,
+    _mm256_storeu_si256, _mm256_sub_epi16, _mm256_sub_epi64, _mm256_sub_pd, _mm256_subs_epu16,
+    _mm256_testz_si256, _mm256_unpackhi_epi16, _mm256_unpacklo_epi16, _mm256_xor_si256,
 };
 
 use super::body::bytes_of;
+use super::integer::{Aside, Integers, SPAN, window};
 use super::{BFLOAT16, CHUNK, FLOAT16, FLOAT32, FLOAT64, Form, Found, width};
 use crate::kernel::LANES;
+use crate::kernel::exact::Buckets;
 use crate::kernel::lanes::{Chunk, Lanes, Totals, larger};
 
 const AT_ONCE: usize = 8;
@@ -128,4 +136,174 @@ fn counted(Counts(counts): Counts) -> u64 {
     // SAFETY: `out` is 4 numbers of 8 bytes.
     unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), counts) };
     out.into_iter().sum()
+}
+
+const WORDS: usize = 16;
+const STRETCH: usize = 64 * 2 * WORDS;
+type Words = __m256i;
+type Ints = __m256i;
+
+/// The bytes of `2^0` to `2^7`.
+const LOW: i64 = 0x8040_2010_0804_0201_u64.cast_signed();
+/// And for `2^8` to `2^14` the upper ones.
+const HIGH: i64 = 0x0040_2010_0804_0201;
+
+integer_loops!("avx2,fma,f16c,popcnt");
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn words(bytes: &[u8]) -> Words {
+    assert!(bytes.len() == 2 * WORDS);
+    // SAFETY: 16 words of 2 bytes, asserted above.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn every(word: u16) -> Words {
+    _mm256_set1_epi16(word.cast_signed())
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn ints() -> Ints {
+    _mm256_setzero_si256()
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn shifts(x: Words, base: Words) -> Words {
+    _mm256_srli_epi16::<8>(_mm256_sub_epi16(_mm256_add_epi16(x, x), base))
+}
+
+/// `2^shift`, 0 where the shift is above 14: there is no instruction that shifts words by
+/// different amounts, but they can be multiplied.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn power(shifts: Words) -> Words {
+    // Of the bytes of a word, those with the upper bit set become 0.
+    let low = _mm256_setr_epi64x(LOW, 0, LOW, 0);
+    let high = _mm256_setr_epi64x(0, HIGH, 0, HIGH);
+    let shifts = _mm256_min_epu16(shifts, every(15));
+    let for_low = _mm256_or_si256(shifts, every(0x8000));
+    let for_high = _mm256_or_si256(_mm256_slli_epi16::<8>(shifts), every(0x0080));
+    _mm256_or_si256(_mm256_shuffle_epi8(low, for_low), _mm256_shuffle_epi8(high, for_high))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn limbs(x: Words, shifts: Words) -> [Words; 2] {
+    let power = power(shifts);
+    let bits = _mm256_or_si256(_mm256_and_si256(x, every(0x7f)), every(0x80));
+    let low = _mm256_and_si256(_mm256_mullo_epi16(bits, power), every(0x7ff));
+    [low, _mm256_mulhi_epu16(_mm256_slli_epi16::<5>(bits), power)]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn is_above(x: Words, y: Words) -> bool {
+    let above = _mm256_subs_epu16(_mm256_max_epu16(x, y), every(SPAN));
+    _mm256_testz_si256(above, above) == 0
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn outside(x: Words, shifts: Words) -> u32 {
+    let is_above = _mm256_cmpgt_epi16(shifts, every(SPAN));
+    let is_zero = _mm256_cmpeq_epi16(_mm256_and_si256(x, every(0x7fff)), every(0));
+    let is_outside = _mm256_andnot_si256(is_zero, is_above);
+    let bits = _mm256_movemask_epi8(_mm256_packs_epi16(is_outside, every(0))).cast_unsigned();
+    (bits & 0xff) | (bits >> 8 & 0xff00)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn without(x: Words, bits: u32) -> Words {
+    let powers = _mm256_setr_epi16(
+        1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, -32768,
+    );
+    let bits = _mm256_and_si256(_mm256_set1_epi32((bits | bits << 16).cast_signed()), powers);
+    _mm256_and_si256(x, _mm256_cmpeq_epi16(bits, every(0)))
+}
+
+/// The number of words of ones.
+#[inline]
+#[target_feature(enable = "avx2,popcnt")]
+fn words_set(x: Words) -> u64 {
+    u64::from(_mm256_movemask_epi8(x).count_ones() / 2)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,popcnt")]
+fn differing(x: Words, y: Words) -> u64 {
+    WORDS as u64 - words_set(_mm256_cmpeq_epi16(x, y))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,popcnt")]
+fn differing_values(x: Words, y: Words) -> u64 {
+    let some = _mm256_and_si256(_mm256_or_si256(x, y), every(0x7fff));
+    let are_zero = _mm256_cmpeq_epi16(some, every(0));
+    WORDS as u64 - words_set(_mm256_or_si256(_mm256_cmpeq_epi16(x, y), are_zero))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn differences(x: Words, y: Words, a: [Words; 2], b: [Words; 2]) -> [Words; 2] {
+    // Where the signs differ the magnitudes are added.
+    let sign = _mm256_or_si256(_mm256_xor_si256(x, y), every(1));
+    [
+        _mm256_sub_epi16(a[0], _mm256_sign_epi16(b[0], sign)),
+        _mm256_sub_epi16(a[1], _mm256_sign_epi16(b[1], sign)),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn dot(sum: Ints, x: Words, y: Words) -> Ints {
+    _mm256_add_epi32(sum, _mm256_madd_epi16(x, y))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn magnitudes([low, high]: [Words; 2]) -> [Ints; 2] {
+    // 1 * low + 2^11 * high
+    let weights = _mm256_set1_epi32(1 << 27 | 1);
+    [
+        _mm256_abs_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(low, high), weights)),
+        _mm256_abs_epi32(_mm256_madd_epi16(_mm256_unpackhi_epi16(low, high), weights)),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add_ints(x: Ints, y: Ints) -> Ints {
+    _mm256_add_epi32(x, y)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn max_ints(x: Ints, y: Ints) -> Ints {
+    _mm256_max_epi32(x, y)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn each(x: Ints) -> [i32; 8] {
+    let mut out = [0; 8];
+    // SAFETY: `out` is 8 numbers of 4 bytes.
+    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), x) };
+    out
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn total(x: Ints) -> i64 {
+    each(x).into_iter().map(i64::from).sum()
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn largest(x: Ints) -> u32 {
+    each(x).into_iter().fold(0, i32::max).cast_unsigned()
 }

@@ -14,6 +14,8 @@
 
 #[macro_use]
 mod body;
+#[macro_use]
+mod integer;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -23,6 +25,7 @@ mod avx512;
 mod neon;
 mod scalar;
 
+use super::exact::Buckets;
 use super::lanes::{CHUNK, Chunk, Lanes, Totals, larger};
 use crate::dtype::Dtype;
 
@@ -62,12 +65,14 @@ impl Set {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("popcnt")
             }
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
@@ -104,6 +109,9 @@ impl Isa {
         }
     }
 }
+
+/// What the numbers of elements that the loops are given are multiples of.
+pub(super) const ROW: usize = 32;
 
 /// Dtypes that the loops read; `u8` because that is what a constant parameter can be.
 pub(super) type Form = u8;
@@ -209,8 +217,8 @@ macro_rules! dispatch {
 }
 
 impl Isa {
-    /// Adds numbers to all sums, chunk by chunk. There are as many on both sides, a multiple of
-    /// [`LANES`](super::LANES).
+    /// Adds numbers to all sums, chunk by chunk. There are as many on both sides, a
+    /// multiple of [`ROW`].
     pub(super) fn pairs(
         self,
         (a_form, a): (Form, &[u8]),
@@ -239,8 +247,8 @@ impl Isa {
         }
     }
 
-    /// Adds the squares of numbers, chunk by chunk. There are a multiple of
-    /// [`LANES`](super::LANES). Returns their largest magnitude, but only of `float64`.
+    /// Adds the squares of numbers, chunk by chunk. There are a
+    /// multiple of [`ROW`]. Returns their largest magnitude, but only of `float64`.
     pub(super) fn squares(self, (form, bytes): (Form, &[u8]), lanes: &mut Lanes) -> f64 {
         match form {
             BFLOAT16 => dispatch!(self, squares::<BFLOAT16>(bytes, lanes)),
@@ -253,6 +261,18 @@ impl Isa {
     /// Adds a chunk of decoded numbers to all sums.
     pub(super) fn decoded_pairs(self, [a, b]: &[Chunk; 2], totals: &mut Totals) -> Found {
         dispatch!(self, decoded_pairs(a, b, totals))
+    }
+
+    /// Adds pairs of `bfloat16`, which are as many on both sides, a multiple of [`ROW`]; `None` if
+    /// one is not finite.
+    pub(super) fn exact_pairs(self, a: &[u8], b: &[u8], buckets: &mut Buckets) -> Option<Found> {
+        dispatch!(self, exact_pairs(a, b, buckets))
+    }
+
+    /// Adds `bfloat16` elements paired with themselves, a multiple of [`ROW`]. Returns whether all
+    /// are finite.
+    pub(super) fn exact_squares(self, a: &[u8], buckets: &mut Buckets) -> bool {
+        dispatch!(self, exact_squares(a, buckets))
     }
 
     /// Adds the products of a chunk.

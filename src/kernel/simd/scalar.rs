@@ -3,6 +3,7 @@
 
 use super::{CHUNK, FLOAT64, Form, Found, form_dtype, width};
 use crate::kernel::decode::decode_chunk;
+use crate::kernel::exact::{Buckets, is_finite};
 use crate::kernel::lanes::{Chunk, Lanes, Totals, larger, largest_magnitude};
 
 /// See [`Isa::pairs`](super::Isa::pairs).
@@ -75,4 +76,28 @@ fn survey([a, b]: &[Chunk; 2]) -> (u64, f64) {
         }
     }
     (differing.iter().sum(), largest.into_iter().fold(0.0, larger))
+}
+
+/// See [`Isa::exact_pairs`](super::Isa::exact_pairs).
+pub(super) fn exact_pairs(a: &[u8], b: &[u8], buckets: &mut Buckets) -> Option<Found> {
+    let mut found = Found::default();
+    for (index, (a, b)) in a.chunks(2 * CHUNK).zip(b.chunks(2 * CHUNK)).enumerate() {
+        let (mut differing, mut largest) = (0, 0.0);
+        for (a, b) in a.as_chunks().0.iter().zip(b.as_chunks().0) {
+            let [a, b] = [*a, *b].map(u16::from_le_bytes);
+            if !is_finite(a) || !is_finite(b) {
+                return None;
+            }
+            let magnitude = buckets.add(a, b);
+            differing += u64::from(magnitude != 0.0);
+            largest = larger(largest, magnitude);
+        }
+        found.note(index, differing, largest);
+    }
+    Some(found)
+}
+
+/// See [`Isa::exact_squares`](super::Isa::exact_squares).
+pub(super) fn exact_squares(a: &[u8], buckets: &mut Buckets) -> bool {
+    exact_pairs(a, a, buckets).is_some()
 }
