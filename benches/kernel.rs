@@ -1,6 +1,6 @@
 //! How fast the kernel is in cache, on one thread, for each dtype and instruction set.
 //!
-//! `cargo bench --bench kernel [-- <rounds>]`. A machine is never quiet: all cases are run in
+//! `cargo bench --bench kernel [-- <rounds> [<part of a name>]]`. A machine is never quiet: all cases are run in
 //! turn, round after round, and the medians shown; compare figures of one run only.
 //! GB are 10^9 bytes of both sides together.
 
@@ -29,11 +29,17 @@ struct Case {
     seconds: Vec<f64>,
 }
 
+/// Bytes of a side, few enough for the nearest caches.
+const CACHED: usize = 1 << 17;
+
 /// As many runs of a case as take some milliseconds.
 const BYTES_PER_ROUND: usize = 40_000_000;
 
 fn main() {
-    let rounds = std::env::args().skip(1).find_map(|text| text.parse().ok()).unwrap_or(15);
+    // Cargo adds a `--bench` of its own.
+    let mut arguments = std::env::args().skip(1).filter(|text| !text.starts_with('-'));
+    let rounds = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(15);
+    let only = arguments.next();
     let mut cases = vec![copy()];
     for dtypes in [
         [Dtype::BFloat16; 2],
@@ -44,11 +50,9 @@ fn main() {
         [Dtype::Float8E4M3Fn; 2],
         [Dtype::Int64; 2],
     ] {
-        let only = std::env::args().nth(2);
         for isa in Isa::available() {
-            if only.as_ref().is_some_and(|only| {
-                !format!("{} {} {}", dtypes[0], dtypes[1], isa.name()).contains(only.as_str())
-            }) {
+            let name = format!("{} {} {}", dtypes[0], dtypes[1], isa.name());
+            if only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
                 continue;
             }
             cases.push(compare(dtypes, Blocks::Different, isa));
@@ -86,11 +90,11 @@ impl Case {
 
 /// A copy, counted as reads and writes are: the same number of bytes on both sides.
 fn copy() -> Case {
-    let source = vec![1u8; 2 * BLOCK];
-    let target = std::cell::RefCell::new(vec![0u8; 2 * BLOCK]);
+    let source = vec![1u8; CACHED];
+    let target = std::cell::RefCell::new(vec![0u8; CACHED]);
     Case {
         name: "memcpy".to_owned(),
-        bytes: 4 * BLOCK,
+        bytes: 2 * CACHED,
         run: Box::new(move || {
             black_box(&mut target.borrow_mut()).copy_from_slice(black_box(&source));
         }),
@@ -100,7 +104,8 @@ fn copy() -> Case {
 
 fn compare([a, b]: [Dtype; 2], blocks: Blocks, isa: Isa) -> Case {
     let noise = if blocks == Blocks::Different { 1e-3 } else { 0.0 };
-    let sides = [(a, weights(a, 0.0)), (b, weights(b, noise))];
+    let count = BLOCK.min(CACHED / size(a).max(size(b)));
+    let sides = [(a, weights(a, count, 0.0)), (b, weights(b, count, noise))];
     let what = if blocks == Blocks::Different { "different" } else { "identical" };
     Case {
         name: format!("{a} {b} {what} {}", isa.name()),
@@ -114,8 +119,8 @@ fn compare([a, b]: [Dtype; 2], blocks: Blocks, isa: Isa) -> Case {
     }
 }
 
-/// A block of about normally distributed weights, each changed by a part of itself.
-fn weights(dtype: Dtype, noise: f64) -> Vec<u8> {
+/// About normally distributed weights, each changed by a part of itself.
+fn weights(dtype: Dtype, count: usize, noise: f64) -> Vec<u8> {
     let mut state = 1u64;
     let mut unit = || {
         state =
@@ -127,7 +132,7 @@ fn weights(dtype: Dtype, noise: f64) -> Vec<u8> {
         weight * (1.0 + 3.0 * noise * unit())
     };
     let mut bytes = Vec::new();
-    for _ in 0..BLOCK {
+    for _ in 0..count {
         let weight = next();
         match dtype {
             Dtype::BFloat16 => bytes.extend(half::bf16::from_f64(weight).to_le_bytes()),

@@ -175,7 +175,5 @@ impl Wide {
 
 /// The last 32 bits.
 fn low(bits: i128) -> i64 {
-    #[expect(clippy::cast_possible_truncation, reason = "masked")]
-    let low = (bits & 0xffff_ffff) as i64;
-    low
+    (bits & 0xffff_ffff) as i64
 }

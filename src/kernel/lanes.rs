@@ -1,7 +1,7 @@
 //! The order of additions inside a block, which together with the order of blocks is what makes
 //! a result the same bits everywhere.
 //!
-//! A block is a sequence of real numbers (two for each element if either side is complex), cut
+//! A block (other than of two `bfloat16` sides, see `exact.rs`) is a sequence of real numbers (two for each element if either side is complex), cut
 //! into chunks of [`CHUNK`]; the last is filled up with zeros, which change no sum. Within a
 //! chunk, number `i` goes to lane `i % LANES`: 16 running sums that start at `+0`, take their
 //! terms in index order and are then added to the 16 totals of the block. At the end of the block

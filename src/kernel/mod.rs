@@ -2,10 +2,10 @@
 //!
 //! A tensor is compared in blocks of [`BLOCK`] elements of its logical row-major order;
 //! [`compare_block`] gives the [`Stats`] of one, [`Stats::merge`] folds them in block order. The
-//! order of all additions is fixed (see `lanes.rs`), so that neither the number of threads nor
+//! order of all additions is fixed (see `lanes.rs`) or does not matter, so that neither the number of threads nor
 //! the layout of the files nor the instruction set shows in a result.
 //!
-//! Values are decoded to `f64`, which is exact for every dtype but 64-bit integers. The sums
+//! The sums of `bfloat16` pairs are exact (see `exact.rs`). Other values are decoded to `f64`, which is exact for every dtype but 64-bit integers. The sums
 //! of a tensor of any size are within 2^-44 of the exact ones, relative to the sum of
 //! magnitudes of their terms.
 

@@ -45,27 +45,33 @@ pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Option<
             return None;
         }
     }
-    // What is found in a chunk may also be in the next, where loops take more of them at once.
-    let position = |chunk: usize, is_it: &dyn Fn(f64) -> bool| {
-        let mut values = [[0.0; CHUNK]; 2];
-        (chunk..chunk + 2).find_map(|chunk| {
-            for (side, values) in [a, b].into_iter().zip(&mut values) {
-                side.decode(chunk, values);
-            }
-            let [a, b] = &values;
-            let index = a.iter().zip(b).position(|(a, b)| is_it(a - b))?;
-            Some(chunk * CHUNK + index)
-        })
-    };
     let mut stats = Stats { count: a.count(), sums, ..Stats::default() };
     if let Some(chunk) = found.first_differing {
-        stats.note_differing(first, found.differing, || position(chunk, &|diff| diff != 0.0));
+        stats.note_differing(first, found.differing, || position(a, b, chunk, |diff| diff != 0.0));
     }
     if let Some(chunk) = found.largest_at {
         let largest = found.largest;
-        stats.note_max_abs(first, largest, || position(chunk, &|diff| diff.abs() == largest));
+        stats.note_max_abs(first, largest, || position(a, b, chunk, |diff| diff.abs() == largest));
     }
     Some(stats)
+}
+
+/// The index of the first difference that is as asked for, in a chunk or in the next: loops may
+/// take both at once.
+fn position(a: Side<'_>, b: Side<'_>, chunk: usize, is_it: impl Fn(f64) -> bool) -> Option<usize> {
+    const STEP: usize = 16;
+    let mut values = [[0.0; CHUNK]; 2];
+    (chunk..chunk + 2).find_map(|chunk| {
+        for (side, values) in [a, b].into_iter().zip(&mut values) {
+            side.decode(chunk, values);
+        }
+        let is_it = |index: usize| is_it(values[0][index] - values[1][index]);
+        // Without an early end inside of a step the loop over it is vectors.
+        let is_in = |start: &usize| (*start..*start + STEP).fold(false, |any, i| any | is_it(i));
+        let start = (0..CHUNK).step_by(STEP).find(is_in)?;
+        let index = (start..start + STEP).find(|&index| is_it(index))?;
+        Some(chunk * CHUNK + index)
+    })
 }
 
 /// Calls for all whole chunks, and for what is left, filled up with zeros to whole rows.

@@ -1,17 +1,19 @@
 //! AVX2 with FMA and F16C.
 
 use std::arch::x86_64::{
-    __m256d, __m256i, _CMP_NEQ_UQ, _mm_castsi128_ps, _mm_cvtepu16_epi32, _mm_cvtph_ps,
-    _mm_loadl_epi64, _mm_loadu_ps, _mm_slli_epi32, _mm256_abs_epi32, _mm256_add_epi16,
-    _mm256_add_epi32, _mm256_add_pd, _mm256_and_si256, _mm256_andnot_pd, _mm256_andnot_si256,
-    _mm256_castpd_si256, _mm256_cmp_pd, _mm256_cmpeq_epi16, _mm256_cmpgt_epi16, _mm256_cvtps_pd,
-    _mm256_fmadd_pd, _mm256_loadu_pd, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_epi32,
-    _mm256_max_epu16, _mm256_max_pd, _mm256_min_epu16, _mm256_movemask_epi8, _mm256_mulhi_epu16,
-    _mm256_mullo_epi16, _mm256_or_si256, _mm256_packs_epi16, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_pd, _mm256_setr_epi16, _mm256_setr_epi64x, _mm256_setzero_pd, _mm256_setzero_si256,
-    _mm256_shuffle_epi8, _mm256_sign_epi16, _mm256_slli_epi16, _mm256_srli_epi16, _mm256_storeu_pd,
-    _mm256_storeu_si256, _mm256_sub_epi16, _mm256_sub_epi64, _mm256_sub_pd, _mm256_subs_epu16,
-    _mm256_testz_si256, _mm256_unpackhi_epi16, _mm256_unpacklo_epi16, _mm256_xor_si256,
+    __m256, __m256d, __m256i, _CMP_NEQ_UQ, _mm_castsi128_ps, _mm_cvtepu16_epi32, _mm_cvtph_ps,
+    _mm_loadl_epi64, _mm_loadu_ps, _mm_loadu_si128, _mm_slli_epi32, _mm256_abs_epi32,
+    _mm256_add_epi16, _mm256_add_epi32, _mm256_add_pd, _mm256_and_si256, _mm256_andnot_pd,
+    _mm256_andnot_si256, _mm256_castsi256_ps, _mm256_cmp_pd, _mm256_cmp_ps, _mm256_cmpeq_epi16,
+    _mm256_cmpgt_epi16, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_pd, _mm256_fmadd_pd,
+    _mm256_loadu_pd, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_epi32,
+    _mm256_max_epu16, _mm256_max_pd, _mm256_min_epu16, _mm256_movemask_epi8, _mm256_movemask_pd,
+    _mm256_movemask_ps, _mm256_mulhi_epu16, _mm256_mullo_epi16, _mm256_or_si256,
+    _mm256_packs_epi16, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_pd, _mm256_setr_epi16,
+    _mm256_setr_epi64x, _mm256_setzero_pd, _mm256_setzero_si256, _mm256_shuffle_epi8,
+    _mm256_sign_epi16, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_pd,
+    _mm256_storeu_si256, _mm256_sub_epi16, _mm256_sub_pd, _mm256_subs_epu16, _mm256_testz_si256,
+    _mm256_unpackhi_epi16, _mm256_unpacklo_epi16, _mm256_xor_si256,
 };
 
 use super::body::bytes_of;
@@ -25,11 +27,7 @@ const AT_ONCE: usize = 8;
 const PARTS: usize = 2;
 type Vector = __m256d;
 
-/// Four counts, subtracted from 0.
-#[derive(Clone, Copy)]
-struct Counts(__m256i);
-
-loops!("avx2,fma,f16c");
+loops!("avx2,fma,f16c,popcnt");
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -79,12 +77,6 @@ fn store(vectors: [Vector; PARTS]) -> [f64; AT_ONCE] {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn no_counts() -> Counts {
-    Counts(_mm256_setzero_si256())
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
 fn zero() -> Vector {
     _mm256_setzero_pd()
 }
@@ -113,6 +105,13 @@ fn abs(x: Vector) -> Vector {
     _mm256_andnot_pd(_mm256_set1_pd(-0.0), x)
 }
 
+/// Without the constant of `abs`, for which no register is left in the loop over pairs.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn distance(x: Vector, y: Vector, diff: Vector) -> Vector {
+    max(diff, sub(y, x))
+}
+
 #[inline]
 #[target_feature(enable = "avx2")]
 fn max(x: Vector, y: Vector) -> Vector {
@@ -120,22 +119,38 @@ fn max(x: Vector, y: Vector) -> Vector {
 }
 
 #[inline]
-#[target_feature(enable = "avx2")]
-fn count(Counts(mut counts): Counts, vectors: [Vector; PARTS]) -> Counts {
-    for x in vectors {
-        let ones = _mm256_cmp_pd::<_CMP_NEQ_UQ>(x, zero());
-        counts = _mm256_sub_epi64(counts, _mm256_castpd_si256(ones));
+#[target_feature(enable = "avx2,fma,f16c,popcnt")]
+fn count<const A: Form, const B: Form>(a: &[u8], b: &[u8], diffs: [Vector; PARTS]) -> u64 {
+    if A == FLOAT64 || B == FLOAT64 {
+        let low = _mm256_movemask_pd(_mm256_cmp_pd::<_CMP_NEQ_UQ>(diffs[0], zero()));
+        let high = _mm256_movemask_pd(_mm256_cmp_pd::<_CMP_NEQ_UQ>(diffs[1], zero()));
+        return u64::from(low.count_ones() + high.count_ones());
     }
-    Counts(counts)
+    let differ = _mm256_cmp_ps::<_CMP_NEQ_UQ>(floats::<A>(a), floats::<B>(b));
+    u64::from(_mm256_movemask_ps(differ).count_ones())
 }
 
+/// Eight numbers of a form that `f32` holds.
 #[inline]
-#[target_feature(enable = "avx2")]
-fn counted(Counts(counts): Counts) -> u64 {
-    let mut out = [0u64; 4];
-    // SAFETY: `out` is 4 numbers of 8 bytes.
-    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), counts) };
-    out.into_iter().sum()
+#[target_feature(enable = "avx2,fma,f16c")]
+fn floats<const FORM: Form>(bytes: &[u8]) -> __m256 {
+    assert!(bytes.len() == 8 * width(FORM) && width(FORM) <= 4);
+    let at = bytes.as_ptr();
+    match FORM {
+        BFLOAT16 => {
+            // SAFETY: 8 numbers of 2 bytes, asserted above.
+            let bits = unsafe { _mm_loadu_si128(at.cast()) };
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+        }
+        FLOAT16 => {
+            // SAFETY: 8 numbers of 2 bytes, asserted above.
+            _mm256_cvtph_ps(unsafe { _mm_loadu_si128(at.cast()) })
+        }
+        _ => {
+            // SAFETY: 8 numbers of 4 bytes, asserted above.
+            unsafe { _mm256_loadu_ps(at.cast()) }
+        }
+    }
 }
 
 const WORDS: usize = 16;

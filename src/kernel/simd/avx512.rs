@@ -2,18 +2,19 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m512d, __m512i, _CMP_NEQ_UQ, _mm_loadu_si128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
-    _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_slli_epi32, _mm512_abs_epi32, _mm512_abs_pd,
-    _mm512_add_epi16, _mm512_add_epi32, _mm512_add_epi64, _mm512_add_pd, _mm512_and_si512,
-    _mm512_castsi512_si256, _mm512_cmp_pd_mask, _mm512_cmpgt_epu16_mask, _mm512_cmpneq_epi16_mask,
-    _mm512_cvtepi32_epi64, _mm512_cvtps_pd, _mm512_extracti64x4_epi64, _mm512_fmadd_pd,
-    _mm512_loadu_pd, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_mask_test_epi16_mask,
-    _mm512_maskz_mov_epi16, _mm512_max_epi32, _mm512_max_epu16, _mm512_max_pd,
-    _mm512_movepi16_mask, _mm512_or_si512, _mm512_reduce_add_epi64, _mm512_reduce_max_epi32,
-    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_setzero_pd, _mm512_setzero_si512,
-    _mm512_slli_epi16, _mm512_srli_epi16, _mm512_srlv_epi16, _mm512_storeu_pd, _mm512_sub_epi16,
-    _mm512_sub_pd, _mm512_ternarylogic_epi32, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
-    _mm512_xor_si512,
+    __m512, __m512d, __m512i, _CMP_NEQ_UQ, _mm_loadu_si128, _mm256_castsi256_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_slli_epi32,
+    _mm512_abs_epi32, _mm512_abs_pd, _mm512_add_epi16, _mm512_add_epi32, _mm512_add_epi64,
+    _mm512_add_pd, _mm512_and_si512, _mm512_castsi512_ps, _mm512_castsi512_si256,
+    _mm512_cmp_pd_mask, _mm512_cmp_ps_mask, _mm512_cmpgt_epu16_mask, _mm512_cmpneq_epi16_mask,
+    _mm512_cvtepi32_epi64, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_pd,
+    _mm512_extracti64x4_epi64, _mm512_fmadd_pd, _mm512_loadu_pd, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_madd_epi16, _mm512_mask_test_epi16_mask, _mm512_maskz_mov_epi16,
+    _mm512_max_epi32, _mm512_max_epu16, _mm512_max_pd, _mm512_movepi16_mask, _mm512_or_si512,
+    _mm512_reduce_add_epi64, _mm512_reduce_max_epi32, _mm512_set1_epi16, _mm512_set1_epi32,
+    _mm512_setzero_pd, _mm512_setzero_si512, _mm512_slli_epi16, _mm512_slli_epi32,
+    _mm512_srli_epi16, _mm512_srlv_epi16, _mm512_storeu_pd, _mm512_sub_epi16, _mm512_sub_pd,
+    _mm512_ternarylogic_epi32, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16, _mm512_xor_si512,
 };
 
 use super::body::bytes_of;
@@ -26,7 +27,6 @@ use crate::kernel::lanes::{Chunk, Lanes, Totals, larger};
 const AT_ONCE: usize = 16;
 const PARTS: usize = 2;
 type Vector = __m512d;
-type Counts = u64;
 
 loops!("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt");
 
@@ -78,12 +78,6 @@ fn store(vectors: [Vector; PARTS]) -> [f64; AT_ONCE] {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn no_counts() -> Counts {
-    0
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
 fn zero() -> Vector {
     _mm512_setzero_pd()
 }
@@ -114,22 +108,49 @@ fn abs(x: Vector) -> Vector {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
+fn distance(_: Vector, _: Vector, diff: Vector) -> Vector {
+    abs(diff)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
 fn max(x: Vector, y: Vector) -> Vector {
     _mm512_max_pd(x, y)
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,popcnt")]
-fn count(counts: Counts, vectors: [Vector; PARTS]) -> Counts {
-    let low = _mm512_cmp_pd_mask::<_CMP_NEQ_UQ>(vectors[0], zero());
-    let high = _mm512_cmp_pd_mask::<_CMP_NEQ_UQ>(vectors[1], zero());
-    counts + u64::from((u16::from(low) | u16::from(high) << 8).count_ones())
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt")]
+fn count<const A: Form, const B: Form>(a: &[u8], b: &[u8], diffs: [Vector; PARTS]) -> u64 {
+    if A == FLOAT64 || B == FLOAT64 {
+        let low = _mm512_cmp_pd_mask::<_CMP_NEQ_UQ>(diffs[0], zero());
+        let high = _mm512_cmp_pd_mask::<_CMP_NEQ_UQ>(diffs[1], zero());
+        return u64::from((u16::from(low) | u16::from(high) << 8).count_ones());
+    }
+    let differ = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(floats::<A>(a), floats::<B>(b));
+    u64::from(differ.count_ones())
 }
 
+/// Sixteen numbers of a form that `f32` holds.
 #[inline]
-#[target_feature(enable = "avx512f")]
-fn counted(counts: Counts) -> u64 {
-    counts
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn floats<const FORM: Form>(bytes: &[u8]) -> __m512 {
+    assert!(bytes.len() == 16 * width(FORM) && width(FORM) <= 4);
+    let at = bytes.as_ptr();
+    match FORM {
+        BFLOAT16 => {
+            // SAFETY: 16 numbers of 2 bytes, asserted above.
+            let bits = unsafe { _mm256_loadu_si256(at.cast()) };
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+        }
+        FLOAT16 => {
+            // SAFETY: 16 numbers of 2 bytes, asserted above.
+            _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
+        }
+        _ => {
+            // SAFETY: 16 numbers of 4 bytes, asserted above.
+            unsafe { _mm512_loadu_ps(at.cast()) }
+        }
+    }
 }
 
 const WORDS: usize = 32;

@@ -1,16 +1,16 @@
 //! NEON, which every 64-bit ARM machine has.
 
 use std::arch::aarch64::{
-    float32x4_t, float64x2_t, int32x4_t, uint16x4_t, uint16x8_t, uint64x2_t, vabsq_f64, vabsq_s32,
-    vaddlvq_s32, vaddq_f64, vaddq_s32, vaddq_u16, vaddq_u64, vaddvq_u16, vandq_u16, vandq_u32,
+    float32x4_t, float64x2_t, int32x4_t, uint16x4_t, uint16x8_t, vabsq_f64, vabsq_s32, vaddlvq_s32,
+    vaddq_f64, vaddq_s32, vaddq_u16, vaddq_u64, vaddvq_u16, vaddvq_u64, vandq_u16, vandq_u32,
     vbslq_u32, vceqq_u16, vceqzq_f64, vceqzq_u16, vcgeq_u32, vcgtq_u16, vcleq_u16, vcvt_f64_f32,
-    vcvt_high_f64_f32, vdupq_n_f32, vdupq_n_f64, vdupq_n_s32, vdupq_n_u16, vdupq_n_u32,
-    vdupq_n_u64, veorq_u16, vfmaq_f64, vget_low_f32, vget_low_s16, vgetq_lane_u64, vld1_u16,
-    vld1q_f32, vld1q_f64, vld1q_u16, vmaxq_f64, vmaxq_s32, vmaxq_u16, vmaxvq_s32, vmaxvq_u16,
-    vmlal_high_n_s16, vmlal_high_s16, vmlal_n_s16, vmlal_s16, vmovl_high_s16, vmovl_s16, vmovl_u16,
-    vmulq_f32, vorrq_u16, vorrq_u32, vreinterpretq_f32_u32, vreinterpretq_s16_u16,
-    vreinterpretq_u16_s16, vreinterpretq_u32_f32, vshll_n_u16, vshlq_n_u16, vshlq_n_u32, vshlq_u16,
-    vshrq_n_s16, vshrq_n_u16, vst1q_f64, vsubq_f64, vsubq_u16, vsubq_u64, vtstq_u16,
+    vcvt_high_f64_f32, vdupq_n_f32, vdupq_n_f64, vdupq_n_s32, vdupq_n_u16, vdupq_n_u32, veorq_u16,
+    vfmaq_f64, vget_low_f32, vget_low_s16, vld1_u16, vld1q_f32, vld1q_f64, vld1q_u16, vmaxq_f64,
+    vmaxq_s32, vmaxq_u16, vmaxvq_s32, vmaxvq_u16, vmlal_high_n_s16, vmlal_high_s16, vmlal_n_s16,
+    vmlal_s16, vmovl_high_s16, vmovl_s16, vmovl_u16, vmulq_f32, vorrq_u16, vorrq_u32,
+    vreinterpretq_f32_u32, vreinterpretq_s16_u16, vreinterpretq_u16_s16, vreinterpretq_u32_f32,
+    vshll_n_u16, vshlq_n_u16, vshlq_n_u32, vshlq_u16, vshrq_n_s16, vshrq_n_u16, vst1q_f64,
+    vsubq_f64, vsubq_u16, vtstq_u16,
 };
 
 use super::body::bytes_of;
@@ -23,13 +23,6 @@ use crate::kernel::lanes::{Chunk, Lanes, Totals, larger};
 const AT_ONCE: usize = 8;
 const PARTS: usize = 4;
 type Vector = float64x2_t;
-
-/// Vectors seen, and how often an element of them was 0, subtracted from 0.
-#[derive(Clone, Copy)]
-struct Counts {
-    vectors: u64,
-    zeros: uint64x2_t,
-}
 
 loops!("neon");
 
@@ -98,12 +91,6 @@ fn store(vectors: [Vector; PARTS]) -> [f64; AT_ONCE] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn no_counts() -> Counts {
-    Counts { vectors: 0, zeros: vdupq_n_u64(0) }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
 fn zero() -> Vector {
     vdupq_n_f64(0.0)
 }
@@ -134,24 +121,24 @@ fn abs(x: Vector) -> Vector {
 
 #[inline]
 #[target_feature(enable = "neon")]
+fn distance(_: Vector, _: Vector, diff: Vector) -> Vector {
+    abs(diff)
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
 fn max(x: Vector, y: Vector) -> Vector {
     vmaxq_f64(x, y)
 }
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn count(counts: Counts, vectors: [Vector; PARTS]) -> Counts {
-    let [x, y, z, w] = vectors;
+fn count<const A: Form, const B: Form>(_: &[u8], _: &[u8], diffs: [Vector; PARTS]) -> u64 {
+    let [x, y, z, w] = diffs;
     let left = vaddq_u64(vceqzq_f64(x), vceqzq_f64(y));
-    let ones = vaddq_u64(left, vaddq_u64(vceqzq_f64(z), vceqzq_f64(w)));
-    Counts { vectors: counts.vectors + PARTS as u64, zeros: vsubq_u64(counts.zeros, ones) }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn counted(counts: Counts) -> u64 {
-    let zeros = vgetq_lane_u64::<0>(counts.zeros) + vgetq_lane_u64::<1>(counts.zeros);
-    2 * counts.vectors - zeros
+    // Each 0 counts as -1.
+    let zeros = vaddq_u64(left, vaddq_u64(vceqzq_f64(z), vceqzq_f64(w)));
+    vaddvq_u64(zeros).wrapping_add(AT_ONCE as u64)
 }
 
 const WORDS: usize = 8;
