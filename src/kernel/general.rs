@@ -8,18 +8,23 @@
 use std::ops::Range;
 
 use super::decode::{decode_chunk, reals_per_element};
+use super::exact::{self, is_exact};
 use super::lanes::{CHUNK, Chunk, Totals, largest_magnitude};
+use super::simd::Isa;
 use super::stats::Stats;
 use super::sum::{power_of_two, times_power_of_two};
 use super::{Side, size};
 use crate::dtype::Dtype;
 
 /// Compares two blocks.
-pub(super) fn compare(a: Side<'_>, b: Side<'_>, first: u64) -> Stats {
+pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Stats {
     let mut pair = Pair::new(a, b);
     let mut stats = Stats { count: a.count(), ..Stats::default() };
     let scales = survey(&mut pair, first, &mut stats);
-    accumulate(&mut pair, first, scales, &mut stats);
+    accumulate(isa, &mut pair, first, scales, &mut stats);
+    if is_exact(a.dtype, b.dtype) {
+        stats.sums = exact::sums(a.bytes, b.bytes);
+    }
     stats
 }
 
@@ -63,6 +68,11 @@ impl Scale {
     }
 }
 
+/// Whether values with this largest magnitude stay as they are.
+pub(super) fn is_in_range(largest: f64) -> bool {
+    largest == 0.0 || (!largest.is_infinite() && Scale::for_largest(largest).exp == 0)
+}
+
 /// Scales of a, b, `a - b`, `a + b`.
 type Scales = [Scale; 4];
 
@@ -97,7 +107,7 @@ fn survey(pair: &mut Pair<'_>, first: u64, stats: &mut Stats) -> Scales {
 }
 
 /// Takes the sums and the largest magnitude of a difference.
-fn accumulate(pair: &mut Pair<'_>, first: u64, scales: Scales, stats: &mut Stats) {
+fn accumulate(isa: Isa, pair: &mut Pair<'_>, first: u64, scales: Scales, stats: &mut Stats) {
     let mut totals = Totals::default();
     let halved = [scales[2].is_halved, scales[3].is_halved];
     let mut magnitudes = [0.0; CHUNK];
@@ -111,7 +121,7 @@ fn accumulate(pair: &mut Pair<'_>, first: u64, scales: Scales, stats: &mut Stats
             let factor = scale.factor();
             values.iter_mut().for_each(|value| *value *= factor);
         }
-        totals.add_pairs(&pair.values, &pair.diff, &pair.sum);
+        totals.add_pairs(isa, &pair.values, &pair.diff, &pair.sum);
         pair.magnitudes(&mut magnitudes);
         totals.magnitudes.add_magnitudes(&magnitudes);
         let largest = largest_magnitude(&magnitudes);

@@ -2,24 +2,27 @@
 //!
 //! A tensor is compared in blocks of [`BLOCK`] elements of its logical row-major order;
 //! [`compare_block`] gives the [`Stats`] of one, [`Stats::merge`] folds them in block order. The
-//! order of all additions is fixed (see `lanes.rs`), so that neither the number of threads nor
+//! order of all additions is fixed (see `lanes.rs`) or does not matter, so that neither the number of threads nor
 //! the layout of the files nor the instruction set shows in a result.
 //!
-//! Values are decoded to `f64`, which is exact for every dtype but 64-bit integers. The sums
+//! The sums of `bfloat16` pairs are exact (see `exact.rs`). Other values are decoded to `f64`, which is exact for every dtype but 64-bit integers. The sums
 //! of a tensor of any size are within 2^-44 of the exact ones, relative to the sum of
 //! magnitudes of their terms.
 
 mod angle;
 mod decode;
+mod exact;
 mod general;
 mod lanes;
-mod scalar;
+mod plain;
+mod simd;
 mod stats;
 mod sum;
 #[cfg(test)]
 mod tests;
 
 pub use angle::ExactSums;
+pub use simd::Isa;
 pub use stats::Stats;
 
 use crate::dtype::Dtype;
@@ -81,17 +84,23 @@ fn size(dtype: Dtype) -> usize {
 /// ```
 #[must_use]
 pub fn compare_block(a: Side<'_>, b: Side<'_>, first: u64) -> Stats {
+    compare_block_with(Isa::best(), a, b, first)
+}
+
+/// [`compare_block`] by the instructions named, for tests and benchmarks: the result is the same.
+#[must_use]
+pub fn compare_block_with(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Stats {
     debug_assert_eq!(a.count(), b.count(), "elements on both sides");
     debug_assert!(a.is_whole() && b.is_whole(), "whole elements");
     debug_assert!(a.count() <= BLOCK as u64);
     let is_identical = a.dtype == b.dtype && a.bytes == b.bytes;
-    let quick = if is_identical && scalar::has_bounded_squares(a.dtype) {
-        scalar::compare_equal(a)
-    } else if scalar::is_narrow(a.dtype) && scalar::is_narrow(b.dtype) {
-        scalar::compare(a, b, first)
+    let quick = if is_identical {
+        plain::compare_equal(isa, a)
+    } else if plain::is_plain(a.dtype) && plain::is_plain(b.dtype) {
+        plain::compare(isa, a, b, first)
     } else {
         None
     };
-    let stats = quick.unwrap_or_else(|| general::compare(a, b, first));
+    let stats = quick.unwrap_or_else(|| general::compare(isa, a, b, first));
     Stats { is_identical, ..stats }
 }

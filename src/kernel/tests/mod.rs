@@ -16,7 +16,8 @@ use proptest::prelude::*;
 use self::oracle::{Oracle, float8, number};
 use super::decode::decode_chunk;
 use super::lanes::CHUNK;
-use super::{BLOCK, Side, Stats, compare_block, general, scalar, size};
+use super::simd::Isa;
+use super::{BLOCK, Side, Stats, compare_block, compare_block_with, general, plain, size};
 use crate::dtype::Dtype;
 
 const ALL: [Dtype; 19] = [
@@ -159,6 +160,28 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
+    fn every_isa_gives_the_bits_of_the_definition(
+        dtypes in [0..ALL.len(), 0..ALL.len()],
+        count in 0usize..1200,
+        seed in any::<u64>(),
+        is_finite in any::<bool>(),
+    ) {
+        let dtypes = dtypes.map(|index| ALL[index]);
+        let a_bytes = elements(dtypes[0], count, seed, is_finite);
+        let b_bytes = elements(dtypes[1], count, !seed, is_finite);
+        let a = Side { dtype: dtypes[0], bytes: &a_bytes };
+        let b = Side { dtype: dtypes[1], bytes: &b_bytes };
+        let expected = bits(&compare_block_with(Isa::SCALAR, a, b, 0));
+        for isa in Isa::available() {
+            prop_assert_eq!(bits(&compare_block_with(isa, a, b, 0)), expected.clone());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
     fn nearly_equal_elements_agree_with_exact_arithmetic(
         dtype in 0..ALL.len(),
         count in 0usize..80,
@@ -189,21 +212,80 @@ fn all_paths_give_the_same_bits() {
                     (Side { dtype: a, bytes: &a_bytes }, Side { dtype: b, bytes: &b_bytes });
                 let expected = Stats {
                     is_identical: count == 0 && a.dtype == b.dtype,
-                    ..general::compare(a, b, 7)
+                    ..general::compare(Isa::SCALAR, a, b, 7)
                 };
-                assert_eq!(
-                    bits(&compare_block(a, b, 7)),
-                    bits(&expected),
-                    "{} {}",
-                    a.dtype,
-                    b.dtype
-                );
-                let expected = bits(&general::compare(a, a, 7));
-                assert_eq!(bits(&compare_block(a, a, 7)), expected, "{}", a.dtype);
-                if scalar::is_narrow(a.dtype) {
-                    assert_eq!(bits(&scalar::compare(a, a, 7).unwrap()), expected, "{}", a.dtype);
+                let equal = bits(&general::compare(Isa::SCALAR, a, a, 7));
+                for isa in Isa::available() {
+                    let case = format!("{} {} of {count}, {}", a.dtype, b.dtype, isa.name());
+                    let found = compare_block_with(isa, a, b, 7);
+                    assert_eq!(bits(&found), bits(&expected), "{case}");
+                    assert_eq!(bits(&compare_block_with(isa, a, a, 7)), equal, "{case}");
+                    if let (true, Some(found)) =
+                        (plain::is_plain(a.dtype), plain::compare(isa, a, a, 7))
+                    {
+                        assert_eq!(bits(&found), equal, "{case}");
+                    }
                 }
             }
+        }
+    }
+}
+
+/// Words as they are in checkpoints and as they are not.
+fn bfloat16_words(kind: usize, count: usize, seed: u64) -> Vec<u8> {
+    let mut random = Bits(seed);
+    let mut word = || {
+        let bits = random.next();
+        let fraction = bits as u16 & 0x807f;
+        let exponent = |least: u64, span: u64| ((least + (bits >> 20) % span) << 7) as u16;
+        match kind {
+            // One window is enough; or needs outliers on both ends; or cannot be found.
+            0 => fraction | exponent(110, 15),
+            1 if (bits >> 40).is_multiple_of(64) => fraction | exponent(1, 254),
+            1 => fraction | exponent(112, 10),
+            2 => fraction | exponent(1, 254),
+            // Denormals and zeros; the largest numbers; mostly zeros of both signs.
+            3 => fraction | exponent(0, 2),
+            4 => fraction | exponent(250, 5),
+            5 if (bits >> 40).is_multiple_of(4) => fraction | exponent(120, 20),
+            5 => bits as u16 & 0x8000,
+            // The extremes of the limbs.
+            6 => 0x7f | (113 + 11 * (bits >> 20 & 1) as u16) << 7 | (bits as u16 & 0x8000),
+            _ => bits as u16,
+        }
+    };
+    (0..count).flat_map(|_| word().to_le_bytes()).collect()
+}
+
+#[test]
+fn bfloat16_sums_are_the_same_bits_on_every_isa() {
+    for kind in 0..8 {
+        for other in 0..8 {
+            for count in (0..67).chain([1023, 1024, 1025, 2047, 2048, 2049, 7000]) {
+                let bytes =
+                    [(kind, 1), (other, 2)].map(|(kind, seed)| bfloat16_words(kind, count, seed));
+                let [a, b] = [0, 1].map(|i| Side { dtype: Dtype::BFloat16, bytes: &bytes[i] });
+                let expected = bits(&compare_block_with(Isa::SCALAR, a, b, 3));
+                for isa in Isa::available() {
+                    let found = bits(&compare_block_with(isa, a, b, 3));
+                    assert_eq!(found, expected, "{kind} {other} of {count}, {}", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_block_of_the_largest_limbs_does_not_overflow() {
+    let mut a = [0xff, 0x3f].repeat(BLOCK);
+    // Eleven binades more, once a chunk: all others are as large as a low limb can be.
+    a.chunks_mut(2 * CHUNK).for_each(|chunk| chunk[..2].copy_from_slice(&[0x7f, 0x45]));
+    for b in [[0xff, 0x3f], [0xff, 0xbf], [0x7f, 0x3f]] {
+        let b = b.repeat(BLOCK);
+        let [a, b] = [&a, &b].map(|bytes| Side { dtype: Dtype::BFloat16, bytes });
+        let expected = bits(&compare_block_with(Isa::SCALAR, a, b, 0));
+        for isa in Isa::available() {
+            assert_eq!(bits(&compare_block_with(isa, a, b, 0)), expected, "{}", isa.name());
         }
     }
 }
@@ -213,10 +295,13 @@ fn non_finite_elements_are_not_taken_by_a_quick_path() {
     for dtype in ALL {
         let bytes = elements(dtype, 3000, 8, false);
         let side = Side { dtype, bytes: &bytes };
-        let stats = compare_block(side, side, 0);
-        assert_eq!(bits(&stats), bits(&general::compare(side, side, 0)), "{dtype}");
-        assert!(stats.is_identical);
-        assert_eq!(stats.differing, stats.nan[0], "{dtype}: NaN differs from itself");
+        let expected = bits(&general::compare(Isa::SCALAR, side, side, 0));
+        for isa in Isa::available() {
+            let stats = compare_block_with(isa, side, side, 0);
+            assert_eq!(bits(&stats), expected, "{dtype}, {}", isa.name());
+            assert!(stats.is_identical);
+            assert_eq!(stats.differing, stats.nan[0], "{dtype}: NaN differs from itself");
+        }
     }
 }
 

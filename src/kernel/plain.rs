@@ -1,0 +1,165 @@
+//! Blocks of plain finite real numbers with squares inside the range of `f64`, which is nearly
+//! every block of a checkpoint. A block that turns out to hold anything else is given back for
+//! the [general](super::general) path, which gives the same bits for all others.
+
+use super::decode::{decode_chunk, reals_per_element};
+use super::exact::{Buckets, is_exact};
+use super::general::is_in_range;
+use super::lanes::{CHUNK, Chunk, Totals};
+use super::simd::{FLOAT64, Found, Isa, ROW, form};
+use super::stats::Stats;
+use super::{Side, size};
+use crate::dtype::Dtype;
+
+/// Whether elements are real and exact in `f64`.
+pub(super) fn is_plain(dtype: Dtype) -> bool {
+    reals_per_element(dtype) == 1 && !is_wide_integer(dtype)
+}
+
+fn is_wide_integer(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Int64 | Dtype::UInt64)
+}
+
+/// Compares two blocks of [plain](is_plain) dtypes; `None` if a value is not finite, or a sum is
+/// out of range.
+pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Option<Stats> {
+    let (found, sums) = if is_exact(a.dtype, b.dtype) {
+        let mut buckets = Buckets::new();
+        let found = in_rows(a, b, |a, b| isa.exact_pairs(a, b, &mut buckets))?;
+        (found, buckets.sums())
+    } else {
+        let mut totals = Totals::default();
+        let found = if let (Some(a_form), Some(b_form)) = (form(a.dtype), form(b.dtype)) {
+            in_rows(a, b, |a, b| Some(isa.pairs((a_form, a), (b_form, b), &mut totals)))?
+        } else {
+            compare_decoded(isa, a, b, &mut totals)
+        };
+        (found, totals.sums([0; 4]))
+    };
+    if !sums.are_finite() {
+        return None;
+    }
+    if a.dtype == Dtype::Float64 || b.dtype == Dtype::Float64 {
+        let is_in_range = found.magnitudes.into_iter().chain([found.largest]).all(is_in_range);
+        if !is_in_range {
+            return None;
+        }
+    }
+    let mut stats = Stats { count: a.count(), sums, ..Stats::default() };
+    if let Some(chunk) = found.first_differing {
+        stats.note_differing(first, found.differing, || position(a, b, chunk, |diff| diff != 0.0));
+    }
+    if let Some(chunk) = found.largest_at {
+        let largest = found.largest;
+        stats.note_max_abs(first, largest, || position(a, b, chunk, |diff| diff.abs() == largest));
+    }
+    Some(stats)
+}
+
+/// The index of the first difference that is as asked for, in a chunk or in the next: loops may
+/// take both at once.
+fn position(a: Side<'_>, b: Side<'_>, chunk: usize, is_it: impl Fn(f64) -> bool) -> Option<usize> {
+    const STEP: usize = 16;
+    let mut values = [[0.0; CHUNK]; 2];
+    (chunk..chunk + 2).find_map(|chunk| {
+        for (side, values) in [a, b].into_iter().zip(&mut values) {
+            side.decode(chunk, values);
+        }
+        let is_it = |index: usize| is_it(values[0][index] - values[1][index]);
+        // Without an early end inside of a step the loop over it is vectors.
+        let is_in = |start: &usize| (*start..*start + STEP).fold(false, |any, i| any | is_it(i));
+        let start = (0..CHUNK).step_by(STEP).find(is_in)?;
+        let index = (start..start + STEP).find(|&index| is_it(index))?;
+        Some(chunk * CHUNK + index)
+    })
+}
+
+/// Calls for all whole chunks, and for what is left, filled up with zeros to whole rows.
+fn in_rows<'a>(
+    a: Side<'a>,
+    b: Side<'a>,
+    mut loops: impl FnMut(&[u8], &[u8]) -> Option<Found>,
+) -> Option<Found> {
+    let ((a_whole, a_rest), (b_whole, b_rest)) = (a.split_whole(), b.split_whole());
+    let mut found = loops(a_whole, b_whole)?;
+    if !a_rest.is_empty() {
+        let mut rooms = [[0; CHUNK * 8]; 2];
+        let [a_room, b_room] = &mut rooms;
+        let a_rest = padded(a_rest, size(a.dtype), a_room);
+        let b_rest = padded(b_rest, size(b.dtype), b_room);
+        found.merge(a_whole.len() / (CHUNK * size(a.dtype)), &loops(a_rest, b_rest)?);
+    }
+    Some(found)
+}
+
+/// Compares by decoding a chunk of both sides at a time.
+fn compare_decoded(isa: Isa, a: Side<'_>, b: Side<'_>, totals: &mut Totals) -> Found {
+    let mut values = [[0.0; CHUNK]; 2];
+    let mut found = Found::default();
+    for (chunk, _) in a.chunks(CHUNK).enumerate() {
+        a.decode(chunk, &mut values[0]);
+        b.decode(chunk, &mut values[1]);
+        found.merge(chunk, &isa.decoded_pairs(&values, totals));
+    }
+    found
+}
+
+/// What the other paths give for two bitwise equal blocks, from one of them; `None` as for
+/// [`compare`], or if the dtype is a 64-bit integer.
+pub(super) fn compare_equal(isa: Isa, a: Side<'_>) -> Option<Stats> {
+    if is_wide_integer(a.dtype) {
+        return None;
+    }
+    if is_exact(a.dtype, a.dtype) {
+        let (whole, rest) = a.split_whole();
+        let mut buckets = Buckets::new();
+        let mut room = [0; CHUNK * 8];
+        let is_finite = isa.exact_squares(whole, &mut buckets)
+            && isa.exact_squares(padded(rest, size(a.dtype), &mut room), &mut buckets);
+        let sums = buckets.sums();
+        return is_finite.then_some(Stats { count: a.count(), sums, ..Stats::default() });
+    }
+    let mut totals = Totals::default();
+    if let Some(form) = form(a.dtype) {
+        let (whole, rest) = a.split_whole();
+        let mut largest = isa.squares((form, whole), &mut totals.products);
+        if !rest.is_empty() {
+            let mut room = [0; CHUNK * 8];
+            let rest = padded(rest, size(a.dtype) / reals_per_element(a.dtype), &mut room);
+            largest = largest.max(isa.squares((form, rest), &mut totals.products));
+        }
+        if form == FLOAT64 && !is_in_range(largest) {
+            return None;
+        }
+    } else {
+        let mut x = [0.0; CHUNK];
+        for (chunk, _) in a.chunks(CHUNK).enumerate() {
+            a.decode(chunk, &mut x);
+            isa.products(&x, &x, &mut totals.products);
+        }
+    }
+    totals.squares = [totals.products; 2];
+    let sums = totals.sums([0; 4]);
+    sums.are_finite().then_some(Stats { count: a.count(), sums, ..Stats::default() })
+}
+
+/// Less than a chunk of numbers of `width` bytes, filled up with zeros to a multiple of [`ROW`].
+fn padded<'a>(bytes: &[u8], width: usize, room: &'a mut [u8; CHUNK * 8]) -> &'a [u8] {
+    room[..bytes.len()].copy_from_slice(bytes);
+    &room[..bytes.len().next_multiple_of(ROW * width)]
+}
+
+impl<'a> Side<'a> {
+    /// The bytes of all whole chunks, and the rest.
+    fn split_whole(self) -> (&'a [u8], &'a [u8]) {
+        let chunk = CHUNK / reals_per_element(self.dtype) * size(self.dtype);
+        self.bytes.split_at(self.bytes.len() / chunk * chunk)
+    }
+
+    /// Decodes a chunk of real elements.
+    fn decode(self, chunk: usize, values: &mut Chunk) {
+        if let Some(bytes) = self.chunks(CHUNK).nth(chunk) {
+            decode_chunk(self.dtype, bytes, values);
+        }
+    }
+}
