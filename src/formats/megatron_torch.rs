@@ -16,7 +16,7 @@ use crate::layout::{
     Fact, Facts, HeadOrder, LayoutError, Naming, RankCoord, RankName, Shard, World, assemble,
 };
 use crate::limits::LIMITS;
-use crate::names::Name;
+use crate::names::{Name, printable};
 use crate::tensor::StoredTensor;
 use crate::torch::{TorchFile, Value, ValueId};
 
@@ -131,8 +131,9 @@ fn rank_folders(path: &Path, files: &mut FileSet) -> Result<Vec<RankFolder>, Ope
         let text = entry.map_err(io_error)?.file_name().to_string_lossy().into_owned();
         if is_dist_train(&text) {
             let what = format!(
-                "{text} is one of several models of a multimodal run (MindSpeed dist_train), \
-                 whose ranks have numbers of their own; compare the rank folders one by one"
+                "{} is one of several models of a multimodal run (MindSpeed dist_train), \
+                 whose ranks have numbers of their own; compare the rank folders one by one",
+                printable(&text)
             );
             return Err(OpenError::Content { path: path.to_path_buf(), what });
         }
