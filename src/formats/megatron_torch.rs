@@ -4,6 +4,7 @@
 //! `generate_state_dict`, `save_checkpoint`) and MindSpeed (`core/multi_modal/dist_train`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -38,8 +39,14 @@ fn detect(path: &Path) -> bool {
     names.any(|name| RankName::parse(&name).is_some() || is_dist_train(&name))
 }
 
+/// The model file of a rank: whatever is in its place. What cannot be read there, or not even
+/// looked at, is no reason to go on without the rank.
 fn model_file(folder: &Path) -> Option<PathBuf> {
-    MODEL_FILES.iter().map(|name| folder.join(name)).find(|path| path.is_file())
+    let is_there = |path: &PathBuf| match path.symlink_metadata() {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+    };
+    MODEL_FILES.iter().map(|name| folder.join(name)).find(is_there)
 }
 
 /// MindSpeed's multimodal training puts several models side by side: `mp_{model}_rank_TT`.
