@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::io::FileSet;
 use crate::layout::Facts;
-use crate::names::Name;
+use crate::names::{Name, printable};
 use crate::tensor::LogicalTensor;
 
 /// What a checkpoint holds: logical tensors under canonical names, and what was noticed on the way.
@@ -89,12 +89,12 @@ impl Problem {
 impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(file) = &self.file {
-            write!(f, "{}: ", file.display())?;
+            write!(f, "{}: ", printable(&file.to_string_lossy()))?;
         }
         if let Some(tensor) = &self.tensor {
-            write!(f, "{tensor}: ")?;
+            write!(f, "{}: ", printable(tensor))?;
         }
-        f.write_str(&self.message)
+        f.write_str(&printable(&self.message))
     }
 }
 

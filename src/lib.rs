@@ -100,6 +100,6 @@ pub fn complain(text: &str) {
     let mut stderr = std::io::stderr().lock();
     for line in text.lines() {
         // Where even standard error is gone there is nobody left to tell.
-        let _ = writeln!(stderr, "ckptcmp: {line}");
+        let _ = writeln!(stderr, "ckptcmp: {}", names::printable(line));
     }
 }

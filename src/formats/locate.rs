@@ -81,6 +81,9 @@ fn follow_tracker(root: &Path) -> Result<Option<Located>, OpenError> {
     let path = root.join(TRACKER);
     let problem = |what: String| OpenError::Tracker { path: path.clone(), what };
     let Ok(meta) = std::fs::metadata(&path) else { return Ok(None) };
+    if !meta.is_file() {
+        return Err(problem("is no regular file; name an iter_* folder instead".to_owned()));
+    }
     if meta.len() > LONGEST {
         return Err(problem(format!("{} bytes are no iteration number", meta.len())));
     }

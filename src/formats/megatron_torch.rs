@@ -4,6 +4,7 @@
 //! `generate_state_dict`, `save_checkpoint`) and MindSpeed (`core/multi_modal/dist_train`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::layout::{
     Fact, Facts, HeadOrder, LayoutError, Naming, RankCoord, RankName, Shard, World, assemble,
 };
 use crate::limits::LIMITS;
-use crate::names::Name;
+use crate::names::{Name, printable};
 use crate::tensor::StoredTensor;
 use crate::torch::{TorchFile, Value, ValueId};
 
@@ -38,8 +39,14 @@ fn detect(path: &Path) -> bool {
     names.any(|name| RankName::parse(&name).is_some() || is_dist_train(&name))
 }
 
+/// The model file of a rank: whatever is in its place. What cannot be read there, or not even
+/// looked at, is no reason to go on without the rank.
 fn model_file(folder: &Path) -> Option<PathBuf> {
-    MODEL_FILES.iter().map(|name| folder.join(name)).find(|path| path.is_file())
+    let is_there = |path: &PathBuf| match path.symlink_metadata() {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+    };
+    MODEL_FILES.iter().map(|name| folder.join(name)).find(is_there)
 }
 
 /// MindSpeed's multimodal training puts several models side by side: `mp_{model}_rank_TT`.
@@ -131,8 +138,9 @@ fn rank_folders(path: &Path, files: &mut FileSet) -> Result<Vec<RankFolder>, Ope
         let text = entry.map_err(io_error)?.file_name().to_string_lossy().into_owned();
         if is_dist_train(&text) {
             let what = format!(
-                "{text} is one of several models of a multimodal run (MindSpeed dist_train), \
-                 whose ranks have numbers of their own; compare the rank folders one by one"
+                "{} is one of several models of a multimodal run (MindSpeed dist_train), \
+                 whose ranks have numbers of their own; compare the rank folders one by one",
+                printable(&text)
             );
             return Err(OpenError::Content { path: path.to_path_buf(), what });
         }

@@ -3,5 +3,7 @@
 pub mod megatron;
 mod natural;
 pub mod pattern;
+mod printable;
 
 pub use natural::Name;
+pub use printable::printable;

@@ -4,7 +4,9 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-/// The name of a tensor. Ordered as people count: `layers.2` comes before `layers.10`.
+use super::printable;
+
+/// The name of a tensor. Ordered as people count: `layers.2` comes before `layers.10`. Shown as [`printable`] text.
 ///
 /// ```
 /// use ckptcmp::names::Name;
@@ -29,7 +31,7 @@ impl Name {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
+        f.pad(&printable(&self.0))
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde_json::{Value, json};
 
 use crate::catalog::{Catalog, Entry};
-use crate::names::Name;
+use crate::names::{Name, printable};
 use crate::tensor::{ByteOrder, LogicalTensor, Piece};
 
 use super::Style;
@@ -18,7 +18,7 @@ use super::units::{bytes, counted, grouped, shape};
 pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io::Result<()> {
     let origin = &catalog.origin;
     let row = |key: &str, value: &str| format!("{}  {value}", style.heading(&format!("{key:9}")));
-    writeln!(out, "{}", row("path", &origin.resolved.display().to_string()))?;
+    writeln!(out, "{}", row("path", &printable(&origin.resolved.to_string_lossy())))?;
     writeln!(out, "{}", row("format", origin.format))?;
     if !origin.layout.is_empty() {
         writeln!(out, "{}", row("layout", &origin.layout))?;
@@ -37,7 +37,7 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
         writeln!(out, "{}", row("left out", &counted(origin.left_out, "buffer")))?;
     }
     for note in &catalog.notes {
-        writeln!(out, "{}", row("note", note))?;
+        writeln!(out, "{}", row("note", &printable(note)))?;
     }
     let width = catalog.tensors.keys().map(|name| name.as_str().len()).max().unwrap_or(0).max(6);
     let heading = format!("{:width$}  {:14}  {:20}  shards", "tensor", "dtype", "shape");
@@ -66,7 +66,7 @@ fn shards_text(catalog: &Catalog, tensor: &LogicalTensor) -> String {
         1 => " + 1 copy".to_owned(),
         _ => format!(" + {copies} copies"),
     };
-    format!("{}{copies}  {}", files.len(), folder.to_string_lossy())
+    format!("{}{copies}  {}", files.len(), printable(&folder.to_string_lossy()))
 }
 
 /// Writes the same as JSON, with the place of every piece.
@@ -97,10 +97,11 @@ pub fn write_json(catalog: &Catalog, out: &mut dyn Write) -> io::Result<()> {
             "pieces": tensor.pieces().iter().map(piece).collect::<Vec<_>>(),
             "replicas": replicas.collect::<Vec<_>>(),
         });
-        (name.to_string(), value)
+        (name.as_str().to_owned(), value)
     };
-    let tied =
-        |(name, tied): (&Name, &crate::catalog::Tied)| (name.to_string(), json!(tied.to.as_str()));
+    let tied = |(name, tied): (&Name, &crate::catalog::Tied)| {
+        (name.as_str().to_owned(), json!(tied.to.as_str()))
+    };
     let whole = json!({
         "path": origin.resolved,
         "format": origin.format,

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 use crate::compare::{Outcome, TensorComparison};
 use crate::kernel::Stats;
-use crate::names::Name;
+use crate::names::{Name, printable};
 use crate::verdict::{self, Verdict};
 
 use super::units::{bytes, counted, grouped, scientific, shape};
@@ -24,7 +24,7 @@ pub fn write(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<(
     for (name, side) in SIDES.iter().zip(&report.sides) {
         writeln!(out, "{}  {}", style.heading(name), side_text(side))?;
         for note in &side.notes {
-            writeln!(out, "   {}", style.faint(note))?;
+            writeln!(out, "   {}", style.faint(&printable(note)))?;
         }
     }
     writeln!(out, "\n{}", totals(report))?;
@@ -51,7 +51,8 @@ fn side_text(side: &SideReport) -> String {
     if origin.left_out > 0 {
         parts.push(format!("{} left out", counted(origin.left_out, "buffer")));
     }
-    format!("{}\n   {}", origin.resolved.display(), parts.join(", "))
+    let path = origin.resolved.to_string_lossy();
+    format!("{}\n   {}", printable(&path), parts.join(", "))
 }
 
 fn totals(report: &Report) -> String {
@@ -167,10 +168,10 @@ fn write_replicas(report: &Report, style: Style, out: &mut dyn Write) -> io::Res
     for (tensor, replica) in diverged.iter().take(ROWS) {
         let side = SIDES[replica.side];
         let largest = scientific(replica.stats.max_abs());
-        let (first, copy) = (&replica.first, &replica.copy);
+        let (first, copy) = (printable(&replica.first), printable(&replica.copy));
         writeln!(out, "{side}: {}: {copy} differs from {first} by up to {largest}", tensor.name)?;
         if !replica.stored_name.ends_with(tensor.name.as_str()) && first == copy {
-            writeln!(out, "   stored as {}", replica.stored_name)?;
+            writeln!(out, "   stored as {}", printable(&replica.stored_name))?;
         }
     }
     if diverged.len() > ROWS {

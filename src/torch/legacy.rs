@@ -47,13 +47,16 @@ pub enum LegacyError {
     #[error("the list of storage keys is not a list of names")]
     Keys,
     /// A storage is listed twice.
-    #[error("storage {key} is listed twice")]
+    #[error("storage {} is listed twice", key.escape_debug())]
     Duplicate {
         /// The storage.
         key: String,
     },
     /// A storage that no tensor names, so that the size of its elements is unknown.
-    #[error("storage {key} belongs to no tensor, so where the next one starts is unknown")]
+    #[error(
+        "storage {} belongs to no tensor, so where the next one starts is unknown",
+        key.escape_debug()
+    )]
     Unreferenced {
         /// The storage.
         key: String,
@@ -63,8 +66,9 @@ pub enum LegacyError {
     Storage(#[from] RebuildError),
     /// The file ends inside a storage.
     #[error(
-        "storage {key} at byte {at} has {numel} elements, and only {left} bytes are left: \
-         the file is cut off; copy or save it again"
+        "storage {} at byte {at} has {numel} elements, and only {left} bytes are left: \
+         the file is cut off; copy or save it again",
+        key.escape_debug()
     )]
     CutOff {
         /// The storage.

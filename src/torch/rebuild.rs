@@ -23,7 +23,7 @@ use crate::tensor::{ByteOrder, StoredError, StoredTensor};
 #[non_exhaustive]
 pub enum RebuildError {
     /// A kind of tensor that is not a strided view of a storage.
-    #[error("{kind} ({function}) is not read; save it as a plain tensor")]
+    #[error("{kind} ({}) is not read; save it as a plain tensor", function.escape_debug())]
     Unreadable {
         /// What kind of tensor it is.
         kind: &'static str,
@@ -31,7 +31,10 @@ pub enum RebuildError {
         function: String,
     },
     /// A function with a familiar name from a library that is not known.
-    #[error("{function} makes tensors in a way that is not known; save it as a plain tensor")]
+    #[error(
+        "{} makes tensors in a way that is not known; save it as a plain tensor",
+        function.escape_debug()
+    )]
     UnknownFunction {
         /// The function.
         function: String,
@@ -45,13 +48,17 @@ pub enum RebuildError {
         what: &'static str,
     },
     /// A dtype that cannot be compared.
-    #[error("dtype {name} is not supported")]
+    #[error("dtype {} is not supported", name.escape_debug())]
     Dtype {
         /// Its name.
         name: String,
     },
     /// A storage class that cannot be compared.
-    #[error("storage {key}: storage class {class} is not supported")]
+    #[error(
+        "storage {}: storage class {} is not supported",
+        key.escape_debug(),
+        class.escape_debug()
+    )]
     StorageClass {
         /// The storage.
         key: String,
@@ -59,21 +66,22 @@ pub enum RebuildError {
         class: String,
     },
     /// A storage of plain bytes, and nobody says what is in it.
-    #[error("storage {key}: nothing says which dtype its bytes have")]
+    #[error("storage {}: nothing says which dtype its bytes have", key.escape_debug())]
     NoDtype {
         /// The storage.
         key: String,
     },
     /// A storage that the file does not hold.
-    #[error("storage {key} is not in the file; copy or save the file again")]
+    #[error("storage {} is not in the file; copy or save the file again", key.escape_debug())]
     StorageMissing {
         /// The storage.
         key: String,
     },
     /// A storage with fewer bytes than its reference says.
     #[error(
-        "storage {key} has {len} bytes, and {numel} elements need {needed}; \
-         copy or save the file again"
+        "storage {} has {len} bytes, and {numel} elements need {needed}; \
+         copy or save the file again",
+        key.escape_debug()
     )]
     StorageShort {
         /// The storage.
@@ -86,7 +94,10 @@ pub enum RebuildError {
         needed: u128,
     },
     /// A view of a storage that reaches beyond it.
-    #[error("storage {key}: a view of elements {offset} to {end} does not fit its {len} bytes")]
+    #[error(
+        "storage {}: a view of elements {offset} to {end} does not fit its {len} bytes",
+        key.escape_debug()
+    )]
     StorageView {
         /// The storage.
         key: String,
@@ -98,7 +109,7 @@ pub enum RebuildError {
         len: u64,
     },
     /// The tensor does not fit its storage.
-    #[error("storage {key}")]
+    #[error("storage {}", key.escape_debug())]
     Stored {
         /// The storage.
         key: String,
