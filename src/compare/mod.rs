@@ -27,8 +27,8 @@ use crate::tensor::{LogicalTensor, Piece};
 
 use gather::{Element, gather};
 
-/// Blocks of a unit of work: both sides' buffers of the usual dtypes stay in a core's second cache.
-const UNIT_BLOCKS: u64 = 2;
+/// Bytes of one side of a unit of work, or a block where that is more: both sides stay in a core's second cache.
+const UNIT_BYTES: u64 = 512 << 10;
 
 /// Blocks of a unit where rows of a side lie across the file: the more rows, the longer the runs that are read.
 const TRANSPOSED_UNIT_BLOCKS: u64 = 32;
@@ -235,7 +235,8 @@ impl<'a> Job<'a> {
             unit_blocks: if is_transposed.contains(&true) {
                 TRANSPOSED_UNIT_BLOCKS
             } else {
-                UNIT_BLOCKS
+                let sizes = pair.sides.each_ref().map(|side| side.dtype().size());
+                (UNIT_BYTES / (BLOCK as u64 * sizes[0].max(sizes[1]))).max(1)
             },
             grain: is_transposed.map(|is| if is && row <= BLOCK as u64 { row } else { 1 }),
         }
