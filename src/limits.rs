@@ -14,17 +14,36 @@ pub struct Limits {
     pub archive_entries: usize,
     /// Levels of nesting that are followed when values are read back.
     pub depth: usize,
-    /// Entries of one state dict, nested ones counted.
-    pub entries: usize,
+    /// Bytes of a dotted name.
+    pub name: usize,
+    /// Bytes that names, entries and pieces of one file's tensors come to, each entry and each further piece counted as [`ENTRY`].
+    pub metadata: usize,
+    /// Bytes of what a run says of itself (`args`).
+    pub facts: usize,
+    /// Problems that are kept of one file; the others are counted.
+    pub problems: usize,
     /// Pieces of one logical tensor.
     pub pieces: usize,
     /// Dimensions of one tensor; torch itself stops at 64.
     pub rank: usize,
     /// Size of one dimension: so low that sums over all shards of a run and small multiples cannot overflow.
     pub dim: u64,
+    /// Elements of a tensor that uses the same bytes for several of them.
+    pub expanded: u64,
+    /// Model chunks of one rank.
+    pub chunks: u64,
+    /// Layers of one list in a model.
+    pub layers: u64,
+    /// Lists of layers in a model (`decoder.layers`, `encoder.layers`, ...).
+    pub stacks: usize,
     /// Experts that one rank holds of one layer.
     pub experts: u64,
+    /// Ranks that hold different parts of a model.
+    pub ranks: u64,
 }
+
+/// What an entry or a piece counts for, besides its name: about what it takes.
+pub const ENTRY: usize = 256;
 
 /// The limits in force.
 pub const LIMITS: Limits = Limits {
@@ -32,9 +51,17 @@ pub const LIMITS: Limits = Limits {
     pickle_values: 32 << 20,
     archive_entries: 4 << 20,
     depth: 64,
-    entries: 4 << 20,
-    pieces: 1 << 20,
+    name: 4096,
+    metadata: 80 << 20,
+    facts: 16 << 20,
+    problems: 1000,
+    pieces: 1 << 17,
     rank: 64,
     dim: 1 << 48,
+    expanded: 1 << 32,
+    chunks: 256,
+    layers: 1 << 20,
+    stacks: 1024,
     experts: 1 << 16,
+    ranks: 1 << 17,
 };

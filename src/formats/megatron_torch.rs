@@ -21,7 +21,9 @@ use crate::names::{Name, printable};
 use crate::tensor::StoredTensor;
 use crate::torch::{TorchFile, Value, ValueId};
 
+use super::args::facts_of;
 use super::torch_file::key_text;
+use super::walk::{Bounds, Excess, joined};
 use super::{Format, Located, MissingShard, OpenError, OpenOptions};
 
 /// `megatron-torch`: `--ckpt-format torch`, and all there was before it had a name.
@@ -251,38 +253,51 @@ impl RankFile {
         let values = torch.values();
         let top = |key: &str| values.dict_get(torch.root(), key);
         let path = files.path(file);
+        let mut bounds = Bounds::new(path);
         let mut rank = Self {
             path: path.to_path_buf(),
-            args: top("args").and_then(|args| facts_of(torch, args)),
+            args: top("args").and_then(|args| facts_of(torch, args, &mut bounds)),
             iteration: top("iteration").and_then(|id| values.as_u64(id)),
             version: top("checkpoint_version").and_then(|id| values.as_f64(id)),
             chunks: BTreeMap::new(),
             left_out: 0,
             problems: Vec::new(),
         };
-        let Some(entries) = values.mapping(torch.root()) else {
-            rank.problems.push(Problem {
-                file: Some(path.to_path_buf()),
-                tensor: None,
-                message: "the file holds no dict with a model in it".to_owned(),
-            });
-            return rank;
-        };
-        for (key, model) in entries {
-            let Some(chunk) = values.as_str(key).and_then(chunk_number) else { continue };
-            let mut walk = Walk { torch, path, rank: &mut rank, tensors: Vec::new(), steps: 0 };
-            walk.collect("", model, 0);
-            let tensors = walk.tensors;
-            rank.chunks.insert(chunk, tensors);
+        match values.mapping(torch.root()) {
+            None => bounds.problem("", "the file holds no dict with a model in it"),
+            Some(entries) => rank.read_chunks(torch, entries, &mut bounds),
         }
-        if rank.chunks.is_empty() {
-            rank.problems.push(Problem {
-                file: Some(path.to_path_buf()),
-                tensor: None,
-                message: "no `model` in this file".to_owned(),
-            });
-        }
+        rank.problems.extend(bounds.into_problems());
         rank
+    }
+
+    /// Reads `model`, or `model0` and those that follow it.
+    fn read_chunks(
+        &mut self,
+        torch: &TorchFile,
+        entries: impl Iterator<Item = (ValueId, ValueId)>,
+        bounds: &mut Bounds,
+    ) {
+        for (key, model) in entries {
+            let Some(chunk) = torch.values().as_str(key).and_then(chunk_number) else { continue };
+            let mut walk = Walk { torch, bounds, left_out: 0, tensors: Vec::new() };
+            if let Err(excess) = walk.collect("", model, 0) {
+                // What was found so far is a part of nobody knows what.
+                bounds.problem("", format_args!("the model in this file has {excess}"));
+                self.chunks.clear();
+                return;
+            }
+            self.left_out += walk.left_out;
+            if self.chunks.insert(chunk, walk.tensors).is_some() {
+                bounds.problem("", "holds two models of the same number, `model` and `model0`");
+            }
+        }
+        if self.chunks.is_empty() {
+            bounds.problem("", "no `model` in this file");
+        }
+        if let Some(first) = self.chunks.split_off(&LIMITS.chunks).keys().next() {
+            bounds.problem("", format_args!("holds model{first}: no run has so many model chunks"));
+        }
     }
 
     fn dense_names(&self) -> BTreeSet<&str> {
@@ -304,86 +319,48 @@ fn chunk_number(key: &str) -> Option<u64> {
 /// Collects the tensors of a nest of dicts under dotted names.
 struct Walk<'a> {
     torch: &'a TorchFile,
-    path: &'a Path,
-    rank: &'a mut RankFile,
+    bounds: &'a mut Bounds,
+    left_out: usize,
     tensors: Vec<(Arc<str>, StoredTensor)>,
-    steps: usize,
 }
 
 impl Walk<'_> {
-    fn collect(&mut self, name: &str, id: ValueId, depth: usize) {
-        // Values may be shared, so a small file can describe a tree without end.
-        self.steps += 1;
-        if depth > LIMITS.depth || self.steps > LIMITS.entries {
-            if self.steps <= LIMITS.entries + 1 {
-                self.problem(name, "nested too deep, or too many entries".to_owned());
-            }
-            return;
-        }
+    fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), Excess> {
+        self.bounds.enter(name, depth)?;
         let values = self.torch.values();
         let is_extra_state =
             name.rsplit('.').next().is_some_and(|last| last.starts_with("_extra_state"));
         if is_extra_state {
-            self.rank.left_out += 1;
-            return;
+            self.left_out += 1;
+            return Ok(());
         }
         match self.torch.tensor(id) {
-            Ok(Some(tensor)) => return self.tensors.push((name.into(), tensor)),
-            Err(error) => return self.problem(name, error.to_string()),
+            Ok(Some(tensor)) => {
+                self.tensors.push((name.into(), tensor));
+                return Ok(());
+            }
+            Err(error) => {
+                self.bounds.problem(name, error);
+                return Ok(());
+            }
             Ok(None) => {}
         }
         if let Some(members) = values.mapping(id) {
             for (key, member) in members {
-                let key = key_text(self.torch, key);
-                let joined = if name.is_empty() { key } else { format!("{name}.{key}") };
-                self.collect(&joined, member, depth + 1);
+                let name = joined(name, &key_text(self.torch, key));
+                self.collect(&name, member, depth + 1)?;
             }
-            return;
+            return Ok(());
         }
         match values.get(id) {
             Value::Call(_) => {
                 let class = values.class_name(id).unwrap_or_else(|| "an object".to_owned());
-                self.problem(name, format!("holds {class}, which is no tensor that can be read"));
+                let message = format!("holds {class}, which is no tensor that can be read");
+                self.bounds.problem(name, message);
             }
-            _ => self.rank.left_out += 1,
+            _ => self.left_out += 1,
         }
-    }
-
-    fn problem(&mut self, name: &str, message: String) {
-        let file = Some(self.path.to_path_buf());
-        self.rank.problems.push(Problem { file, tensor: Some(name.to_owned()), message });
-    }
-}
-
-fn facts_of(torch: &TorchFile, args: ValueId) -> Option<BTreeMap<String, Fact>> {
-    let values = torch.values();
-    let fact = |(key, value): (ValueId, ValueId)| {
-        Some((values.as_str(key)?.to_owned(), fact_of(torch, value, 0)))
-    };
-    // A namespace, or a plain dict where a converter wrote one.
-    match values.mapping(args) {
-        Some(items) => Some(items.filter_map(fact).collect()),
-        None => Some(values.attributes(args)?.filter_map(fact).collect()),
-    }
-}
-
-fn fact_of(torch: &TorchFile, id: ValueId, depth: usize) -> Fact {
-    /// Lists of `args` are short and flat: stages, layers.
-    const DEEPEST: usize = 3;
-    const LONGEST: usize = 4096;
-    let values = torch.values();
-    match values.get(id) {
-        Value::None => Fact::None,
-        Value::Bool(value) => Fact::Bool(value),
-        Value::Int(value) => Fact::Int(value),
-        Value::Float(value) => Fact::Float(value),
-        Value::Str(text) => Fact::Text(text.to_owned()),
-        _ => match values.sequence(id) {
-            Some(members) if depth < DEEPEST => {
-                Fact::List(members.take(LONGEST).map(|id| fact_of(torch, id, depth + 1)).collect())
-            }
-            _ => Fact::Opaque(values.class_name(id).unwrap_or_default()),
-        },
+        Ok(())
     }
 }
 

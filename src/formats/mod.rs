@@ -1,8 +1,10 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod args;
 mod locate;
 mod megatron_torch;
 mod torch_file;
+mod walk;
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use crate::catalog::{Catalog, Entry, Origin, Problem};
+use crate::catalog::{Catalog, Entry, Origin};
 use crate::io::FileSet;
-use crate::limits::LIMITS;
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 use crate::torch::{TorchFile, ValueId};
 
 use super::megatron_torch;
+use super::walk::{Bounds, Excess, joined};
 use super::{Format, Located, OpenError, OpenOptions};
 
 /// `torch-file`: a single `.pt`, `.pth`, `.bin` or `.ckpt` file.
@@ -26,60 +26,54 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     }
     let origin = Origin { format: FORMAT.name, shards: 1, ..Origin::default() };
     let mut catalog = Catalog::new(origin, files);
-    let mut walk = Walk { torch: &torch, path, catalog: &mut catalog, steps: 0 };
-    walk.collect("", torch.root(), 0);
+    let mut walk = Walk { torch: &torch, bounds: Bounds::new(path), tensors: Vec::new() };
+    if let Err(excess) = walk.collect("", torch.root(), 0) {
+        // What was found so far is a part of nobody knows what.
+        walk.bounds.problem("", format_args!("the file has {excess}"));
+        walk.tensors.clear();
+    }
+    for (name, tensor) in walk.tensors {
+        if catalog.tensors.contains_key(&name) {
+            walk.bounds.problem(name.as_str(), "two entries have this name");
+        } else {
+            catalog.insert(name, Entry { tensor, is_vocab: false });
+        }
+    }
+    catalog.problems.extend(walk.bounds.into_problems());
     Ok(catalog)
 }
 
 struct Walk<'a> {
     torch: &'a TorchFile,
-    path: &'a Path,
-    catalog: &'a mut Catalog,
-    steps: usize,
+    bounds: Bounds,
+    tensors: Vec<(Name, LogicalTensor)>,
 }
 
 impl Walk<'_> {
-    fn collect(&mut self, name: &str, id: ValueId, depth: usize) {
-        // Values may be shared, so a small file can describe a tree without end.
-        self.steps += 1;
-        if depth > LIMITS.depth || self.steps > LIMITS.entries {
-            if self.steps <= LIMITS.entries + 1 {
-                self.problem(name, "nested too deep, or too many entries".to_owned());
-            }
-            return;
-        }
+    fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), Excess> {
+        self.bounds.enter(name, depth)?;
         match self.torch.tensor(id) {
             Ok(Some(stored)) => {
-                let tensor = LogicalTensor::from_stored(&stored, name);
-                let name = Name::new(name);
-                if self.catalog.tensors.contains_key(&name) {
-                    self.problem(name.as_str(), "two entries have this name".to_owned());
-                } else {
-                    self.catalog.insert(name, Entry { tensor, is_vocab: false });
-                }
-                return;
+                self.tensors.push((Name::new(name), LogicalTensor::from_stored(&stored, name)));
+                return Ok(());
             }
-            Err(error) => return self.problem(name, error.to_string()),
+            Err(error) => {
+                self.bounds.problem(name, error);
+                return Ok(());
+            }
             Ok(None) => {}
         }
         let values = self.torch.values();
-        let joined = |key: &str| {
-            if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") }
-        };
         if let Some(members) = values.mapping(id) {
             for (key, member) in members {
-                self.collect(&joined(&key_text(self.torch, key)), member, depth + 1);
+                self.collect(&joined(name, &key_text(self.torch, key)), member, depth + 1)?;
             }
         } else if let Some(members) = values.elements(id) {
             for (index, member) in members.iter().enumerate() {
-                self.collect(&joined(&index.to_string()), *member, depth + 1);
+                self.collect(&joined(name, &index.to_string()), *member, depth + 1)?;
             }
         }
-    }
-
-    fn problem(&mut self, name: &str, message: String) {
-        let file = Some(self.path.to_path_buf());
-        self.catalog.problems.push(Problem { file, tensor: Some(name.to_owned()), message });
+        Ok(())
     }
 }
 

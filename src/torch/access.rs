@@ -212,7 +212,8 @@ impl Values {
         for _ in 0..LIMITS.depth {
             let call = match self.get(at) {
                 Value::Global { module, name } => {
-                    return Some(format!("{}.{name}{attribute}", modern(module)));
+                    let (module, name) = (shortened(modern(module)), shortened(name));
+                    return Some(format!("{module}.{name}{attribute}"));
                 }
                 Value::Call(call) => call,
                 _ => return None,
@@ -220,7 +221,7 @@ impl Values {
             at = match (self.global(call.callable), self.args(&call)) {
                 // How a method of a class is pickled.
                 (Some(("builtins", "getattr")), &[object, name]) => {
-                    attribute = format!(".{}{attribute}", self.as_str(name)?);
+                    attribute = format!(".{}{attribute}", shortened(self.as_str(name)?));
                     object
                 }
                 (Some(maker), &[class, ..]) if makes_first_argument(maker) => class,
@@ -283,6 +284,13 @@ impl Values {
         }
         Some(callable)
     }
+}
+
+/// A part of a class's name: what no class is called is cut, so that naming it costs no more than a line.
+fn shortened(name: &str) -> &str {
+    const LONGEST: usize = 200;
+    let end = name.char_indices().map(|(at, _)| at).nth(LONGEST).unwrap_or(name.len());
+    &name[..end]
 }
 
 /// Functions of `copyreg` that make an instance of the class that is their first argument.

@@ -371,6 +371,11 @@ fn check_metadata(
     function: &'static str,
     metadata: ValueId,
 ) -> Result<(), RebuildError> {
+    const MOST: usize = 64;
+    let flags = values.mapping(metadata).map(|flags| flags.take(MOST + 1).count());
+    if flags.is_some_and(|count| count > MOST) {
+        return Err(RebuildError::Arguments { function, what: "it has too many flags" });
+    }
     let is_set = |name| {
         values.dict_get(metadata, name).is_some_and(|flag| values.as_bool(flag) != Some(false))
     };
@@ -424,14 +429,15 @@ fn class_of(values: &Values, id: ValueId) -> Option<&str> {
 /// A storage key, which torch writes as text and others as a number.
 pub(super) fn key_text(values: &Values, id: ValueId) -> Option<String> {
     match values.get(id) {
-        Value::Str(text) => Some(text.to_owned()),
+        Value::Str(text) if text.len() <= LIMITS.name => Some(text.to_owned()),
         Value::Int(number) => Some(number.to_string()),
         _ => None,
     }
 }
 
+/// A tuple of counts; of one that is longer than any shape, only so much that it is seen to be.
 fn counts(values: &Values, id: ValueId) -> Option<Vec<u64>> {
-    values.sequence(id)?.map(|size| values.as_u64(size)).collect()
+    values.sequence(id)?.take(LIMITS.rank + 1).map(|size| values.as_u64(size)).collect()
 }
 
 fn is_text(values: &Values, id: ValueId, text: &str) -> bool {
