@@ -90,7 +90,8 @@ impl Facts {
         }
     }
 
-    /// All the sizes of a list, nested lists included, in order; also of a text such as `1,3,3,1`.
+    /// All the layer counts or indices of a list, nested lists included, in order; also of a text such as `1,3,3,1`.
+    /// `None` where one of them is larger than any model.
     #[must_use]
     pub fn sizes(&self, name: &str) -> Option<Vec<u64>> {
         let mut sizes = Vec::new();
@@ -122,12 +123,17 @@ impl Facts {
     }
 }
 
+/// A number of layers, as large as it may be.
+fn layers(number: u64) -> Option<u64> {
+    (number <= LIMITS.layers).then_some(number)
+}
+
 fn collect_sizes(fact: &Fact, sizes: &mut Vec<u64>) -> Option<()> {
     match fact {
-        Fact::Int(value) => sizes.push(u64::try_from(*value).ok()?),
+        Fact::Int(value) => sizes.push(layers(u64::try_from(*value).ok()?)?),
         Fact::Text(text) => {
             for part in text.split(',') {
-                sizes.push(part.trim().parse().ok()?);
+                sizes.push(layers(part.trim().parse().ok()?)?);
             }
         }
         Fact::List(items) => {

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::limits::LIMITS;
+
 use super::{Chunk, Facts, LayoutError};
 
 /// A rank of the model: its coordinates along each axis that shows in a file.
@@ -45,14 +47,11 @@ impl RankName {
         });
         let tp = numbers.next()??;
         let suffixes: Vec<u64> = numbers.collect::<Option<_>>()?;
-        let in_range = |&number: &u64| number < MAX_RANKS;
+        let in_range = |&number: &u64| number < LIMITS.ranks;
         (suffixes.len() <= 2 && in_range(&tp) && suffixes.iter().all(in_range))
             .then_some(Self { tp, suffixes })
     }
 }
-
-/// Ranks along one axis that a folder name may claim.
-const MAX_RANKS: u64 = 1 << 20;
 
 /// What the numbers behind the tensor parallel rank mean in one checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,10 +172,11 @@ impl World {
         if etp != tp && (has_experts || ep > 1) && (etp > tp || tp % etp != 0) {
             return Err(LayoutError::ExpertsLost { tp, etp });
         }
-        if tp.max(pp).max(ep) > MAX_RANKS {
+        let ranks = tp.checked_mul(pp).and_then(|ranks| ranks.checked_mul(ep));
+        if ranks.is_none_or(|ranks| ranks > LIMITS.ranks) {
             return Err(LayoutError::Refused {
                 fact: "tensor_model_parallel_size",
-                reason: "the sizes in args are larger than any cluster",
+                reason: "with the other sizes of args it is larger than any cluster",
             });
         }
         Ok(Self {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::limits::LIMITS;
 use crate::names::Name;
 use crate::names::megatron::{Canonical, Dialect};
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
@@ -26,7 +27,7 @@ pub use merge::Merged;
 pub use numbering::{Chunk, LayerNumbers, NumberingError};
 
 use merge::{Groups, Merger};
-use numbering::{ExpertNumbers, LayerName, split_expert};
+use numbering::{ExpertNumbers, LayerName, excessive_index, split_expert};
 use rules::Rules;
 use unfuse::{Local, Named, RankTensors, unfuse};
 
@@ -129,6 +130,18 @@ pub enum LayoutError {
         /// Experts of a layer on one rank.
         experts: u64,
     },
+    /// A layer or expert index that no model has.
+    #[error("its {what} index is larger than that of any model")]
+    IndexTooLarge {
+        /// What is counted.
+        what: &'static str,
+    },
+    /// More lists of layers than the limit.
+    #[error("more than {} lists of layers, more than any model has", LIMITS.stacks)]
+    TooManyStacks,
+    /// A rank's tensors come to more than the limit.
+    #[error("this rank's tensors fall into more parts than those of any model")]
+    TooManyParts,
     /// A rank holds another number of experts than it should.
     #[error("a rank holds {found} experts where there should be {expected}")]
     UnevenExperts {
@@ -284,6 +297,11 @@ fn by_rank(
             }
             Canonical::Parameter(name) => name,
         };
+        if let Some(what) = excessive_index(&name) {
+            let error = LayoutError::IndexTooLarge { what };
+            assembly.problems.push((stored_name.to_string(), error));
+            continue;
+        }
         let named = Named { stored_name: Arc::clone(&stored_name), stored: stored.clone() };
         match tensors.insert(name, named) {
             // A module registered under two names, as T5's output layer is: the very same bytes.
@@ -338,6 +356,10 @@ fn number_layers(
     let mut counts: BTreeMap<&str, BTreeMap<Chunk, u64>> = BTreeMap::new();
     for local in locals {
         let Some(layer) = LayerName::parse(&local.name) else { continue };
+        if counts.len() >= LIMITS.stacks && !counts.contains_key(layer.stack) {
+            assembly.problems.push((format!("{}layers", layer.stack), LayoutError::TooManyStacks));
+            break;
+        }
         let stack = counts
             .entry(layer.stack)
             .or_insert_with(|| chunks.iter().map(|chunk| (*chunk, 0)).collect());

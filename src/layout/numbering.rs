@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+use crate::limits::LIMITS;
+
 use super::Facts;
 
 /// A model chunk: virtual stage and pipeline stage. Ordered as layers are laid out, virtual stage first.
@@ -36,7 +38,7 @@ impl<'n> LayerName<'n> {
         };
         let numbered = &name[stack.len() + "layers.".len()..];
         let digits = numbered.find('.').unwrap_or(numbered.len());
-        let index = numbered[..digits].parse().ok()?;
+        let index = parse_index(&numbered[..digits])?;
         Some(Self { stack, index, rest: &numbered[digits..] })
     }
 
@@ -45,6 +47,20 @@ impl<'n> LayerName<'n> {
     pub(super) fn with_index(&self, index: u64) -> String {
         format!("{}layers.{index}{}", self.stack, self.rest)
     }
+}
+
+/// Digits as a number; what does not fit is larger than any index.
+fn parse_index(digits: &str) -> Option<u64> {
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().unwrap_or(u64::MAX))
+}
+
+/// What of a name's indices is larger than any model's: so far up, sums over ranks would not fit.
+#[must_use]
+pub(super) fn excessive_index(name: &str) -> Option<&'static str> {
+    let layer = LayerName::parse(name).filter(|layer| layer.index >= LIMITS.layers);
+    let expert = split_expert(name).filter(|(_, index, _)| *index >= LIMITS.experts);
+    layer.map(|_| "layer").or(expert.map(|_| "expert"))
 }
 
 /// Why layers cannot be numbered.
@@ -233,7 +249,7 @@ pub(super) fn split_expert(name: &str) -> Option<(&str, u64, &str)> {
     const LIST: &str = ".experts.local_experts.";
     let start = name.find(LIST)? + LIST.len();
     let digits = name[start..].find('.')?;
-    let index = name[start..start + digits].parse().ok()?;
+    let index = parse_index(&name[start..start + digits])?;
     Some((&name[..start], index, &name[start + digits..]))
 }
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use crate::limits::LIMITS;
+use crate::limits::{ENTRY, LIMITS};
 use crate::names::pattern::SuffixTable;
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
@@ -24,6 +24,13 @@ pub(super) struct Local {
     pub tensor: LogicalTensor,
     /// Every rank holds all of it, whatever the rule says of the name.
     pub whole: bool,
+}
+
+impl Local {
+    /// About how many bytes it takes.
+    fn metadata(&self) -> usize {
+        self.name.len() + ENTRY * self.tensor.pieces().len().max(1)
+    }
 }
 
 /// One of a rank's tensors, by canonical name.
@@ -90,10 +97,18 @@ pub(super) fn unfuse(
 ) -> Vec<Local> {
     let chunk = RankChunk { tensors, rank, world, facts, order };
     let mut locals = Vec::with_capacity(tensors.len());
+    let mut metadata = 0;
     for (name, named) in tensors {
         match chunk.parts(name, named) {
-            Ok(parts) => locals.extend(parts),
+            Ok(parts) => {
+                metadata += parts.iter().map(Local::metadata).sum::<usize>();
+                locals.extend(parts);
+            }
             Err(error) => problem(named, error),
+        }
+        if metadata > LIMITS.metadata {
+            problem(named, LayoutError::TooManyParts);
+            break;
         }
     }
     locals
@@ -199,15 +214,23 @@ impl RankChunk<'_> {
         if experts > LIMITS.experts {
             return Err(LayoutError::TooManyExperts { experts });
         }
-        let one = |index| {
+        let mut locals = Vec::new();
+        let mut metadata = 0;
+        for index in 0..experts {
             let name = format!("{prefix}mlp.experts.local_experts.{index}.{linear}");
             let tensor = view(index)?;
-            if linear.starts_with("linear_fc1.") {
-                return self.deinterleaved(&name, tensor);
+            let local = if linear.starts_with("linear_fc1.") {
+                self.deinterleaved(&name, tensor)?
+            } else {
+                self.local(name, tensor)
+            };
+            metadata += local.metadata();
+            if metadata > LIMITS.metadata {
+                return Err(LayoutError::TooManyParts);
             }
-            Ok(self.local(name, tensor))
-        };
-        (0..experts).map(one).collect()
+            locals.push(local);
+        }
+        Ok(locals)
     }
 
     /// `[q; kv + rope]`, whole on every rank or each rank its part of both (core 0.17 on, `--mla-down-proj-fusion`).
