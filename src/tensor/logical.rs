@@ -1,5 +1,6 @@
 //! The logical tensor: global shape, the pieces that tile it, and the further copies of its parts.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -209,7 +210,12 @@ impl LogicalTensor {
     /// Files a copy under its sources, one for each file that it lies in. Pieces that are the very bytes of the first
     /// copy are no copy.
     fn push_replica(&mut self, source: &Source, mut pieces: Vec<Piece>) {
-        pieces.retain(|piece| !self.pieces.contains(piece));
+        let known: HashSet<_> =
+            self.pieces.iter().map(|piece| (piece.file, piece.offset)).collect();
+        let is_new = |piece: &Piece| {
+            !known.contains(&(piece.file, piece.offset)) || !self.pieces.contains(piece)
+        };
+        pieces.retain(is_new);
         pieces.sort_by_key(|piece| piece.file);
         for pieces in pieces.chunk_by(|one, other| one.file == other.file) {
             let source = Source { file: pieces[0].file, name: Arc::clone(&source.name) };
@@ -298,8 +304,11 @@ impl LogicalTensor {
     pub fn merge_axes(&self, dim: usize) -> Result<Self, TensorError> {
         self.check_dim(dim + 1)?;
         let (outer, inner) = (self.shape[dim], self.shape[dim + 1]);
-        let rows: u64 = self.pieces.iter().map(|piece| piece.extent.sizes[dim]).sum();
-        if rows > LIMITS.pieces as u64 {
+        let rows = |pieces: &[Piece]| -> u64 {
+            pieces.iter().map(|piece| piece.rows_when_merged(dim, inner)).sum()
+        };
+        let further = self.replicas.iter().map(|replica| rows(&replica.pieces));
+        if further.chain([rows(&self.pieces)]).any(|rows| rows > LIMITS.pieces as u64) {
             return Err(TensorError::TooManyPieces);
         }
         let size = outer.checked_mul(inner).filter(|&size| size <= LIMITS.dim);

@@ -54,6 +54,14 @@ pub enum StoredError {
         /// The shape as stored.
         shape: Vec<u64>,
     },
+    /// The same bytes stand for more elements than those of any tensor.
+    #[error("shape {shape:?} makes far more elements than the {len} bytes of its storage hold")]
+    Expanded {
+        /// The shape as stored.
+        shape: Vec<u64>,
+        /// Bytes of the storage.
+        len: u64,
+    },
     /// The storage ends before the last element.
     #[error("shape {shape:?} needs {needed} bytes of a storage of {len} bytes")]
     OutOfStorage {
@@ -102,6 +110,9 @@ impl StoredTensor {
                 .unwrap_or(u128::MAX);
             if needed > u128::from(storage.len) {
                 return Err(StoredError::OutOfStorage { shape, needed, len: storage.len });
+            }
+            if numel > LIMITS.expanded.max(storage.len / dtype.size()) {
+                return Err(StoredError::Expanded { shape, len: storage.len });
             }
         }
         Ok(Self { dtype, shape, strides, storage, storage_offset, byte_order })

@@ -77,12 +77,23 @@ impl Piece {
         }
     }
 
+    /// Whether dimensions `dim` and `dim + 1` (of size `inner`) are one in memory.
+    fn joins(&self, dim: usize, inner: u64) -> bool {
+        let is_one_step = self.strides[dim + 1].checked_mul(inner) == Some(self.strides[dim]);
+        self.extent.sizes[dim + 1] == inner && (self.extent.sizes[dim] == 1 || is_one_step)
+    }
+
+    /// How many pieces it falls into when dimensions `dim` and `dim + 1` (of size `inner`) become one.
+    pub(super) fn rows_when_merged(&self, dim: usize, inner: u64) -> u64 {
+        if inner == 1 || self.joins(dim, inner) { 1 } else { self.extent.sizes[dim] }
+    }
+
     /// Joins dimensions `dim` and `dim + 1` (of size `inner`): one piece where the memory allows it, else one a row.
     pub(super) fn merge_axes(&self, dim: usize, inner: u64, element: u64, out: &mut Vec<Self>) {
         let (rows, columns) = (self.extent.sizes[dim], self.extent.sizes[dim + 1]);
         let (row, column) = (self.extent.offsets[dim], self.extent.offsets[dim + 1]);
         let (outer_stride, stride) = (self.strides[dim], self.strides[dim + 1]);
-        let joins = columns == inner && (rows == 1 || outer_stride == stride * inner);
+        let joins = self.joins(dim, inner);
         let joined = |first_row: u64, size: u64| {
             let mut piece = self.clone();
             piece.offset += (first_row - row) * outer_stride * element;
