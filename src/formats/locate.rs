@@ -80,7 +80,11 @@ fn follow_tracker(root: &Path) -> Result<Option<Located>, OpenError> {
     const LONGEST: u64 = 4096;
     let path = root.join(TRACKER);
     let problem = |what: String| OpenError::Tracker { path: path.clone(), what };
-    let Ok(meta) = std::fs::metadata(&path) else { return Ok(None) };
+    let meta = match std::fs::metadata(&path) {
+        Ok(meta) => meta,
+        Err(_) if path.symlink_metadata().is_err() => return Ok(None),
+        Err(source) => return Err(OpenError::Io { path, source }),
+    };
     if !meta.is_file() {
         return Err(problem("is no regular file; name an iter_* folder instead".to_owned()));
     }
