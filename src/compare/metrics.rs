@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::extent;
 use crate::kernel::Stats;
 
 use super::{Outcome, TensorComparison};
@@ -87,7 +88,7 @@ fn of_finite(tensor: &TensorComparison, value: impl Fn(&Stats) -> Value) -> Valu
 }
 
 fn numel(shape: &[u64]) -> u64 {
-    shape.iter().product()
+    extent::numel(shape).unwrap_or(u64::MAX)
 }
 
 /// One value where the sides agree, else both.

@@ -186,7 +186,7 @@ pub const ANGLE_ERROR: f64 = 1e-12;
 #[must_use]
 pub fn bytes_to_compare(pairs: &[Pair]) -> u64 {
     let comparable = pairs.iter().filter(|pair| pair.is_comparable());
-    comparable.map(|pair| pair.sides.iter().map(bytes).sum::<u64>()).sum()
+    comparable.flat_map(|pair| pair.sides.iter().map(bytes)).fold(0, u64::saturating_add)
 }
 
 fn bytes(tensor: &LogicalTensor) -> u64 {
