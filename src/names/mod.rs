@@ -6,4 +6,4 @@ pub mod pattern;
 mod printable;
 
 pub use natural::Name;
-pub use printable::printable;
+pub use printable::{is_obeyed, printable};

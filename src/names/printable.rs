@@ -25,8 +25,9 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Control characters, line and paragraph separators, and what reverses the direction of writing or has no width.
-fn is_obeyed(char: char) -> bool {
+/// Whether a character is not seen but obeyed: control characters, line and paragraph separators, and what reverses the direction of writing or has no width. All of them are below U+10000.
+#[must_use]
+pub fn is_obeyed(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }

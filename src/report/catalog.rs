@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use serde::Serialize;
+use serde_json::ser::PrettyFormatter;
 use serde_json::{Value, json};
 
 use crate::catalog::{Catalog, Entry};
@@ -9,7 +11,11 @@ use crate::names::{Name, printable};
 use crate::tensor::{ByteOrder, LogicalTensor, Piece};
 
 use super::Style;
+use super::json::Escaping;
 use super::units::{bytes, counted, grouped, shape};
+
+/// A name longer than this does not make the lines of the others longer.
+pub(super) const WIDEST: usize = 120;
 
 /// Writes a line for every tensor, and what is known of the whole.
 ///
@@ -29,7 +35,8 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
     let size = catalog.files.total_bytes();
     let files = format!("{}, {}", counted(origin.shards, "shard"), bytes(size));
     writeln!(out, "{}", row("files", &files))?;
-    let elements: u64 = catalog.tensors.values().map(|entry| entry.tensor.numel()).sum();
+    let numels = catalog.tensors.values().map(|entry| entry.tensor.numel());
+    let elements = numels.fold(0, u64::saturating_add);
     let tensors =
         format!("{}, {} elements", counted(catalog.tensors.len(), "tensor"), grouped(elements));
     writeln!(out, "{}", row("tensors", &tensors))?;
@@ -39,7 +46,8 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
     for note in &catalog.notes {
         writeln!(out, "{}", row("note", &printable(note)))?;
     }
-    let width = catalog.tensors.keys().map(|name| name.as_str().len()).max().unwrap_or(0).max(6);
+    let width = catalog.tensors.keys().map(|name| name.as_str().len()).max().unwrap_or(0);
+    let width = width.clamp(6, WIDEST);
     let heading = format!("{:width$}  {:14}  {:20}  shards", "tensor", "dtype", "shape");
     writeln!(out, "\n{}", style.heading(&heading))?;
     for (name, Entry { tensor, .. }) in &catalog.tensors {
@@ -114,6 +122,8 @@ pub fn write_json(catalog: &Catalog, out: &mut dyn Write) -> io::Result<()> {
         "tied": catalog.tied.iter().map(tied).collect::<serde_json::Map<_, _>>(),
         "tensors": catalog.tensors.iter().map(tensor).collect::<serde_json::Map<_, _>>(),
     });
-    serde_json::to_writer_pretty(&mut *out, &whole)?;
+    let formatter = Escaping(PrettyFormatter::new());
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, formatter);
+    whole.serialize(&mut serializer)?;
     writeln!(out)
 }

@@ -4,10 +4,11 @@ use std::io::{self, Write};
 
 use serde::Serializer;
 use serde::ser::SerializeMap;
-use serde_json::ser::PrettyFormatter;
+use serde_json::ser::{Formatter, PrettyFormatter};
 
 use crate::compare::metrics::Metric;
 use crate::compare::{Outcome, TensorComparison};
+use crate::names::is_obeyed;
 
 use super::Report;
 
@@ -18,7 +19,7 @@ use super::Report;
 /// # Errors
 /// The sink cannot be written to.
 pub fn write(report: &Report, metrics: &[&Metric], out: &mut dyn Write) -> io::Result<()> {
-    let formatter = PrettyFormatter::with_indent(b"    ");
+    let formatter = Escaping(PrettyFormatter::with_indent(b"    "));
     let mut serializer = serde_json::Serializer::with_formatter(&mut *out, formatter);
     let compared = |tensor: &&TensorComparison| !matches!(tensor.outcome, Outcome::Unreadable(_));
     let mut map = serializer.serialize_map(None)?;
@@ -29,4 +30,67 @@ pub fn write(report: &Report, metrics: &[&Metric], out: &mut dyn Write) -> io::R
     }
     map.end()?;
     writeln!(out)
+}
+
+/// Writes as the formatter inside, but every character that a terminal would obey as an escape: JSON itself
+/// asks for that below U+0020 only.
+pub(super) struct Escaping(pub(super) PrettyFormatter<'static>);
+
+/// Hands methods on to the formatter inside.
+macro_rules! hand_on {
+    ($($method:ident($($argument:ident: $kind:ty),*);)*) => {
+        $(fn $method<W: ?Sized + Write>(&mut self, out: &mut W $(, $argument: $kind)*) -> io::Result<()> {
+            self.0.$method(out $(, $argument)*)
+        })*
+    };
+}
+
+impl Formatter for Escaping {
+    fn write_string_fragment<W: ?Sized + Write>(
+        &mut self,
+        out: &mut W,
+        fragment: &str,
+    ) -> io::Result<()> {
+        for piece in fragment.split_inclusive(is_obeyed) {
+            let last = piece.chars().next_back().filter(|&last| is_obeyed(last));
+            out.write_all(&piece.as_bytes()[..piece.len() - last.map_or(0, char::len_utf8)])?;
+            if let Some(last) = last {
+                write!(out, "\\u{:04x}", u32::from(last))?;
+            }
+        }
+        Ok(())
+    }
+
+    hand_on! {
+        begin_array();
+        end_array();
+        begin_array_value(first: bool);
+        end_array_value();
+        begin_object();
+        end_object();
+        begin_object_key(first: bool);
+        end_object_key();
+        begin_object_value();
+        end_object_value();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_is_escaped_and_reads_back() {
+        let text = "a\u{7f}\u{9b}31m\u{202e}é\"\n";
+        let mut out = Vec::new();
+        let formatter = Escaping(PrettyFormatter::with_indent(b" "));
+        let mut serializer = serde_json::Serializer::with_formatter(&mut out, formatter);
+        assert!(serde::Serialize::serialize(&[text, ""], &mut serializer).is_ok());
+        let json = String::from_utf8_lossy(&out);
+        assert_eq!(json, "[\n \"a\\u007f\\u009b31m\\u202eé\\\"\\n\",\n \"\"\n]");
+        assert_eq!(
+            serde_json::from_str::<Vec<String>>(&json).ok(),
+            Some(vec![text.into(), "".into()])
+        );
+    }
 }

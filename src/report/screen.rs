@@ -10,6 +10,7 @@ use crate::kernel::Stats;
 use crate::names::{Name, printable};
 use crate::verdict::{self, Verdict};
 
+use super::catalog::WIDEST;
 use super::units::{bytes, counted, grouped, scientific, shape};
 use super::{Report, SIDES, SideReport, Style};
 
@@ -90,7 +91,8 @@ fn write_worst(report: &Report, style: Style, out: &mut dyn Write) -> io::Result
     }
     worst.sort_by(|one, other| by_distance(one, other).then_with(|| one.name.cmp(&other.name)));
     let shown = &worst[..worst.len().min(ROWS)];
-    let width = shown.iter().map(|tensor| tensor.name.as_str().len()).max().unwrap_or(0).max(6);
+    let width = shown.iter().map(|tensor| tensor.name.as_str().len()).max().unwrap_or(0);
+    let width = width.clamp(6, WIDEST);
     let heading = format!(
         "{:width$}  {:>8}  {:>8}  {:>8}  {:>10}",
         "tensor", "rel_l2", "l2", "max_abs", "differing"
