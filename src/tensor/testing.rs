@@ -168,17 +168,17 @@ impl<'r> Maker<'r> {
                 let range = Slice::from(small(start)..small(start + len));
                 model.map(
                     |tensor| tensor.slice(dim, start, len).unwrap(),
-                    Slicing { dim: Axis(dim), range },
+                    &Slicing { dim: Axis(dim), range },
                 )
             }
             1 if size > 0 => {
                 let at = self.random.below(size);
                 let index = Selecting { dim: Axis(dim), at: small(at) };
-                model.map(|tensor| tensor.select(dim, at).unwrap(), index)
+                model.map(|tensor| tensor.select(dim, at).unwrap(), &index)
             }
             2 | 3 => {
                 let other = self.random.index(rank);
-                model.map(|tensor| tensor.transpose(dim, other).unwrap(), Swapping(dim, other))
+                model.map(|tensor| tensor.transpose(dim, other).unwrap(), &Swapping(dim, other))
             }
             4 if rank < 5 => {
                 let divisors: Vec<u64> =
@@ -186,13 +186,13 @@ impl<'r> Maker<'r> {
                 let inner = *self.random.pick(&divisors);
                 let mut shape = model.tensor.shape().to_vec();
                 shape.splice(dim..=dim, [size / inner, inner]);
-                model.map(|tensor| tensor.split_axis(dim, inner).unwrap(), Reshaping(dims(&shape)))
+                model.map(|tensor| tensor.split_axis(dim, inner).unwrap(), &Reshaping(dims(&shape)))
             }
             5 if dim + 1 < rank => {
                 let mut shape = model.tensor.shape().to_vec();
                 let inner = shape.remove(dim + 1);
                 shape[dim] *= inner;
-                model.map(|tensor| tensor.merge_axes(dim).unwrap(), Reshaping(dims(&shape)))
+                model.map(|tensor| tensor.merge_axes(dim).unwrap(), &Reshaping(dims(&shape)))
             }
             6 => {
                 let mut shape = model.tensor.shape().to_vec();
@@ -266,7 +266,7 @@ impl Change for Reshaping {
 }
 
 impl Model {
-    fn map(self, tensor: impl Fn(&LogicalTensor) -> LogicalTensor, change: impl Change) -> Self {
+    fn map(self, tensor: impl Fn(&LogicalTensor) -> LogicalTensor, change: &impl Change) -> Self {
         Self {
             tensor: tensor(&self.tensor),
             places: change.apply(&self.places),

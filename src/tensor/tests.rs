@@ -5,7 +5,7 @@
 use ndarray::ArrayD;
 
 use super::testing::{Maker, Model, Place, Random, lay, pretended};
-use super::{ByteOrder, LogicalTensor, Piece, StoredTensor, TensorError};
+use super::{ByteOrder, LogicalTensor, Piece, StoredError, StoredTensor, TensorError};
 use crate::dtype::Dtype;
 use crate::extent::Extent;
 
@@ -140,4 +140,28 @@ fn every_overlap_is_found_even_where_the_count_is_right() {
         let found = tensor.check_tiling();
         assert!(matches!(found, Err(TensorError::Overlap { .. })), "seed {seed}: {found:?}");
     }
+}
+
+#[test]
+fn copies_that_would_fall_into_too_many_pieces_are_refused() {
+    let file = pretended(1 << 24);
+    let of = |strides: Vec<u64>| {
+        let shape = vec![1 << 18, 2];
+        let stored =
+            StoredTensor::new(Dtype::UInt8, shape, strides, file, 0, ByteOrder::Little).unwrap();
+        LogicalTensor::from_stored(&stored, "weight")
+    };
+    let mut whole = of(vec![2, 1]);
+    assert_eq!(whole.merge_axes(0).unwrap().pieces().len(), 1);
+    whole.add_copy(of(vec![3, 1])).unwrap();
+    assert_eq!(whole.merge_axes(0).unwrap_err(), TensorError::TooManyPieces);
+}
+
+#[test]
+fn bytes_that_stand_for_terabytes_are_refused() {
+    let file = pretended(64);
+    let of =
+        |size| StoredTensor::new(Dtype::Float32, vec![size], vec![0], file, 0, ByteOrder::Little);
+    assert!(of(1 << 32).is_ok());
+    assert!(matches!(of((1 << 32) + 1), Err(StoredError::Expanded { len: 64, .. })));
 }
