@@ -68,7 +68,7 @@ pub fn pair(a: &Catalog, b: &Catalog, selection: &Selection) -> Pairing {
                     rows_left_out: [0, 0],
                     tied_side,
                 };
-                let is_vocab = first.is_vocab || second.is_vocab;
+                let is_vocab = first.is_vocab && second.is_vocab;
                 pairing.pairs.push(if is_vocab {
                     pair.over_shared_rows(selection.vocab_size)
                 } else {
