@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::catalog::{Catalog, Entry, Origin};
 use crate::io::FileSet;
-use crate::names::Name;
+use crate::names::{Name, is_vocabulary};
 use crate::tensor::LogicalTensor;
 use crate::torch::{TorchFile, ValueId};
 
@@ -36,7 +36,8 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
         if catalog.tensors.contains_key(&name) {
             walk.bounds.problem(name.as_str(), "two entries have this name");
         } else {
-            catalog.insert(name, Entry { tensor, is_vocab: false });
+            let is_vocab = is_vocabulary(name.as_str());
+            catalog.insert(name, Entry { tensor, is_vocab });
         }
     }
     catalog.problems.extend(walk.bounds.into_problems());

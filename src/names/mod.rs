@@ -5,5 +5,21 @@ mod natural;
 pub mod pattern;
 mod printable;
 
+use std::sync::LazyLock;
+
 pub use natural::Name;
 pub use printable::{is_obeyed, printable};
+
+/// Tensors with a row for every token, in the dialects of all families.
+static VOCABULARY: LazyLock<pattern::SuffixTable<()>> = LazyLock::new(|| {
+    pattern::SuffixTable::new([
+        ("{word_embeddings,output_layer,lm_head,embed_tokens,wte,embed_in,embed_out}.weight", ()),
+        ("output_layer.bias", ()),
+    ])
+});
+
+/// Whether the rows of a tensor of this name are a vocabulary, which some writers pad.
+#[must_use]
+pub fn is_vocabulary(name: &str) -> bool {
+    VOCABULARY.find(name).is_some()
+}
