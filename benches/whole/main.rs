@@ -2,6 +2,7 @@
 //!
 //!     cargo bench --bench whole                  1 GB on each side, 5 rounds, in the temporary folder
 //!     cargo bench --bench whole -- --gb 4 --rounds 7 --dir /scratch --threads 2
+//!     cargo bench --bench whole -- --only Grouped
 //!
 //! The limit is what `raw` does: positioned reads of all the files of both sides into reused buffers, 1 MiB
 //! at a time, with the same number of threads. All cases of a round run one after the other, so that other
@@ -31,6 +32,8 @@ struct Options {
     rounds: usize,
     threads: usize,
     folder: PathBuf,
+    /// Only cases with this text in their name.
+    only: String,
 }
 
 /// One line of the table: two checkpoints and what they show.
@@ -65,7 +68,7 @@ fn main() {
         "{:33} {:>9} {:>9} {:>7} {:>7} {:>7}",
         "", "GB/s", "raw GB/s", "of raw", "x cmp", "RSS MB"
     );
-    for case in CASES {
+    for case in CASES.iter().filter(|case| case.what.contains(&options.only)) {
         let roots = case.sides.map(|name| {
             let root = options.folder.join(name);
             pair::write(&root, spec(name)).expect("the pair can be written");
@@ -112,12 +115,14 @@ fn options() -> Options {
         rounds: 5,
         threads: std::thread::available_parallelism().map_or(2, usize::from),
         folder: std::env::temp_dir().join("ckptcmp-bench"),
+        only: String::new(),
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().expect("the option has a value");
         match word.as_str() {
             "--gb" => options.gigabytes = value().parse().expect("a number"),
+            "--only" => options.only = value(),
             "--rounds" => options.rounds = value().parse().expect("a number"),
             "--threads" => options.threads = value().parse().expect("a number"),
             "--dir" => options.folder = PathBuf::from(value()).join("ckptcmp-bench"),
