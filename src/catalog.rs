@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::io::FileSet;
-use crate::layout::Facts;
 use crate::names::{Name, printable};
 use crate::tensor::LogicalTensor;
 
@@ -21,8 +20,6 @@ pub struct Catalog {
     pub tensors: BTreeMap<Name, Entry>,
     /// Parameters that are no tensors of their own but share another one's values.
     pub tied: BTreeMap<Name, Tied>,
-    /// What the writer said of the run: `args` and the like.
-    pub facts: Facts,
     /// What could not be read or put together; the rest can still be compared.
     pub problems: Vec<Problem>,
     /// What a user should know and need not mend.
@@ -46,8 +43,6 @@ pub struct Origin {
     pub shards: usize,
     /// Stored entries that are no weights and were left out.
     pub left_out: usize,
-    /// Names are canonical Megatron names.
-    pub is_canonical: bool,
 }
 
 /// A tensor of a catalog.
@@ -107,7 +102,6 @@ impl Catalog {
             files,
             tensors: BTreeMap::new(),
             tied: BTreeMap::new(),
-            facts: Facts::default(),
             problems: Vec::new(),
             notes: Vec::new(),
         }

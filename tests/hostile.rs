@@ -2,8 +2,9 @@
 //! with an exit code of its own and a reason; nothing in a file reaches the terminal unescaped.
 
 #![cfg(unix)]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+mod common;
 mod hostile_files;
 
 use std::fs::{self, File};
@@ -43,19 +44,6 @@ fn shards(path: &Path) -> Vec<PathBuf> {
     }
     found.sort();
     found
-}
-
-fn copy_tree(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy_tree(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 /// The same numbers in every run.
@@ -111,7 +99,7 @@ impl Victim {
     fn new(sample: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("copy");
-        copy_tree(&fixture(sample), &path);
+        common::copy(&fixture(sample), &path);
         let shard = shards(&path).pop().unwrap();
         let bytes = fs::read(&shard).unwrap();
         Self { _folder: folder, path, shard, bytes }
@@ -739,7 +727,7 @@ fn very_long_names_are_no_trouble_to_print() {
 fn two_ranks() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("copy");
-    copy_tree(&fixture("gpt/noargs-tp2pp2"), &root);
+    common::copy(&fixture("gpt/noargs-tp2pp2"), &root);
     (folder, root)
 }
 

@@ -1,7 +1,9 @@
 //! One flipped element in any shard of any fixture is found and named: which tensor, which index, which rank.
 
 #![cfg(unix)]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -49,19 +51,6 @@ fn pairs() -> Vec<(String, String)> {
         }
     }
     pairs
-}
-
-fn copy_tree(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy_tree(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 fn open(path: &Path) -> Catalog {
@@ -244,7 +233,7 @@ impl Sides {
     fn new(path: &str, other: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let copy = folder.path().join("copy");
-        copy_tree(&fixtures().join(path), &copy);
+        common::copy(&fixtures().join(path), &copy);
         let (changed, other) = (open(&copy), open(&fixtures().join(other)));
         let pairing = pair(&changed, &other, &Selection::default());
         assert!(pairing.a_only.is_empty() && pairing.b_only.is_empty(), "{path}");

@@ -16,7 +16,7 @@ const MODULES: &[(&str, &str)] = &[
     ("torch", "dtype extent limits io tensor"),
     ("names", "extent limits tensor"),
     ("layout", "dtype extent limits tensor names"),
-    ("catalog", "dtype extent io tensor names layout"),
+    ("catalog", "dtype extent io tensor names"),
     ("formats", "dtype extent limits io tensor torch names layout catalog"),
     ("pairing", "dtype extent tensor names catalog"),
     ("kernel", "dtype"),

@@ -427,7 +427,6 @@ impl Ranks<'_> {
             iteration,
             shards: shard_files,
             left_out: left_out + assembly.buffers,
-            is_canonical: true,
             ..Origin::default()
         };
         let mut catalog = Catalog::new(origin, files);
@@ -456,7 +455,6 @@ impl Ranks<'_> {
             }
         }
         tie_output_layer(&mut catalog, assembly.tied_copies, &facts);
-        catalog.facts = facts;
         catalog
     }
 }

@@ -116,11 +116,6 @@ impl Facts {
     pub fn are_known(&self) -> bool {
         !self.values.is_empty()
     }
-
-    /// All of them, by name.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Fact)> {
-        self.values.iter().map(|(name, fact)| (name.as_str(), fact))
-    }
 }
 
 /// A number of layers, as large as it may be.

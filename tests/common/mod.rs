@@ -127,12 +127,12 @@ impl Copied {
     }
 }
 
-fn copy(source: &Path, target: &Path) {
+pub(crate) fn copy(source: &Path, target: &Path) {
     if source.is_file() {
         fs::copy(source, target).unwrap();
         return;
     }
-    fs::create_dir(target).unwrap();
+    fs::create_dir_all(target).unwrap();
     for entry in fs::read_dir(source).unwrap() {
         let entry = entry.unwrap();
         copy(&entry.path(), &target.join(entry.file_name()));
