@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::io::FileSet;
+use crate::layout::Fact;
 use crate::names::{Name, printable};
 use crate::tensor::LogicalTensor;
 
@@ -20,6 +21,8 @@ pub struct Catalog {
     pub tensors: BTreeMap<Name, Entry>,
     /// Parameters that are no tensors of their own but share another one's values.
     pub tied: BTreeMap<Name, Tied>,
+    /// What the run says of itself, as plain values: `iteration`, `args`, schedulers, random states, parameter groups.
+    pub state: BTreeMap<String, Fact>,
     /// What could not be read or put together; the rest can still be compared.
     pub problems: Vec<Problem>,
     /// What a user should know and need not mend.
@@ -37,12 +40,43 @@ pub struct Origin {
     pub format: &'static str,
     /// The parallel layout, e.g. `tp2 pp2`.
     pub layout: String,
+    /// What wrote it, where it says so, e.g. `deepspeed 0.19.8`.
+    pub writer: Option<String>,
     /// The training iteration.
     pub iteration: Option<u64>,
     /// Shard files read.
     pub shards: usize,
     /// Stored entries that are no weights and were left out.
     pub left_out: usize,
+}
+
+/// What a tensor of a checkpoint is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Section {
+    /// The weights.
+    Model,
+    /// What the optimizer keeps: `optimizer.<state>.<name of the weight>`, masters as state `fp32_param`.
+    Optimizer,
+}
+
+impl Section {
+    /// All of them, in the order of the checkpoint.
+    pub const ALL: [Self; 2] = [Self::Model, Self::Optimizer];
+
+    /// The section of a tensor of this name.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        if name.starts_with("optimizer.") { Self::Optimizer } else { Self::Model }
+    }
+
+    /// The word for it on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Optimizer => "optimizer",
+        }
+    }
 }
 
 /// A tensor of a catalog.
@@ -102,9 +136,16 @@ impl Catalog {
             files,
             tensors: BTreeMap::new(),
             tied: BTreeMap::new(),
+            state: BTreeMap::new(),
             problems: Vec::new(),
             notes: Vec::new(),
         }
+    }
+
+    /// How many tensors a section has.
+    #[must_use]
+    pub fn count(&self, section: Section) -> usize {
+        self.tensors.keys().filter(|name| Section::of(name.as_str()) == section).count()
     }
 
     /// Adds a tensor after proving that its pieces tile its shape; one that they do not is a problem instead.

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Problem, Section};
 use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
 use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
 use crate::compare::{Outcome, bytes_to_compare, compare};
@@ -103,11 +103,20 @@ fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool)
 
 /// Opens one side; every line of what may go wrong says which.
 fn open(side: usize, path: &Path, args: &CompareArgs) -> Result<Catalog> {
-    formats::open(path, &args.input.options(side)).map_err(|error| {
+    let options = args.input.options(side, &[Section::Model]);
+    let mut catalog = formats::open(path, &options).map_err(|error| {
         let causes = format!("{:#}", anyhow::Error::from(error));
         let lines = causes.lines().map(|line| format!("{}: {line}", SIDES[side]));
         anyhow::Error::msg(lines.collect::<Vec<_>>().join("\n"))
-    })
+    })?;
+    let is_absent = |section: &&Section| catalog.count(**section) == 0;
+    if let Some(section) = options.sections.iter().find(is_absent)
+        && catalog.problems.is_empty()
+    {
+        let message = format!("no tensor of its {} in this checkpoint", section.name());
+        catalog.problems.push(Problem { file: Some(path.to_path_buf()), tensor: None, message });
+    }
+    Ok(catalog)
 }
 
 fn glob_set(globs: &[Glob]) -> Result<GlobSet> {
@@ -197,7 +206,7 @@ fn print_list<T>(problems: &[T], text: impl Fn(&T) -> String) {
 }
 
 fn run_inspect(args: &InspectArgs, style: Style) -> Result<u8> {
-    let catalog = formats::open(&args.path, &args.input.options(0))?;
+    let catalog = formats::open(&args.path, &args.input.options(0, &Section::ALL))?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = match args.json {
         true => report::catalog::write_json(&catalog, &mut out),

@@ -16,14 +16,14 @@ const MODULES: &[(&str, &str)] = &[
     ("torch", "dtype extent limits io tensor"),
     ("names", "extent limits tensor"),
     ("layout", "dtype extent limits tensor names"),
-    ("catalog", "dtype extent io tensor names"),
+    ("catalog", "dtype extent io tensor names layout"),
     ("formats", "dtype extent limits io tensor torch names layout catalog"),
     ("pairing", "dtype extent tensor names catalog"),
     ("kernel", "dtype"),
     ("compare", "dtype extent limits io tensor names pairing kernel"),
     ("verdict", "kernel compare"),
-    ("report", "dtype extent tensor names catalog pairing kernel compare verdict"),
-    ("cli", "layout formats compare report"),
+    ("report", "dtype extent tensor names layout catalog pairing kernel compare verdict"),
+    ("cli", "layout catalog formats compare report"),
     ("run", "catalog formats pairing compare verdict report cli complain"),
 ];
 

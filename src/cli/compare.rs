@@ -12,6 +12,7 @@ Examples:
   ckptcmp compare run1 run2                     newest iteration of each
   ckptcmp compare run1/iter_0000100 run2 -o -   JSON on standard output
   ckptcmp compare a b --include '*.mlp.*'       only some tensors
+  ckptcmp compare a b --section model,optimizer  the optimizer's state too
   ckptcmp compare a b --metrics rel_l2,max_abs  more keys in the JSON
   ckptcmp compare gpu npu --exit-zero           report only";
 

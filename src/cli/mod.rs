@@ -9,6 +9,7 @@ use std::str::FromStr;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ColorChoice, Parser, Subcommand};
 
+use crate::catalog::Section;
 use crate::formats::{FORMATS, OpenOptions};
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, parse_fact};
@@ -68,6 +69,9 @@ pub struct InputArgs {
     /// Read the checkpoint as this format instead of detecting it
     #[arg(long, value_name = "FORMAT", help_heading = "Input", value_parser = format_names())]
     format: Option<String>,
+    /// What of a checkpoint takes part: model, optimizer
+    #[arg(long = "section", value_name = "NAMES", help_heading = "Input", value_delimiter = ',', value_parser = section)]
+    sections: Vec<Section>,
     /// Supply or override what the checkpoint's args say, e.g. num_experts=8; a: or b: in front means that side only
     #[arg(long = "set", value_name = "[SIDE:]NAME=VALUE", help_heading = "Input")]
     facts: Vec<SidedFact>,
@@ -77,16 +81,29 @@ pub struct InputArgs {
 }
 
 impl InputArgs {
-    /// The options for side 0 (`a`) or 1 (`b`).
+    /// The sections to read: those asked for, or else these.
     #[must_use]
-    pub fn options(&self, side: usize) -> OpenOptions {
+    pub fn sections(&self, otherwise: &[Section]) -> Vec<Section> {
+        if self.sections.is_empty() { otherwise.to_vec() } else { self.sections.clone() }
+    }
+
+    /// The options for side 0 (`a`) or 1 (`b`), with these sections unless others were asked for.
+    #[must_use]
+    pub fn options(&self, side: usize, sections: &[Section]) -> OpenOptions {
         let facts = self.facts.iter().filter(|fact| fact.side.is_none_or(|only| only == side));
         OpenOptions {
+            sections: self.sections(sections),
             format: self.format.clone(),
             facts: facts.map(|fact| (fact.name.clone(), fact.value.clone())).collect(),
             rules: self.rules.clone(),
         }
     }
+}
+
+fn section(text: &str) -> Result<Section, String> {
+    let all = Section::ALL.map(Section::name).join(", ");
+    let found = Section::ALL.into_iter().find(|section| section.name() == text);
+    found.ok_or_else(|| format!("no section is called {text}: there are {all}"))
 }
 
 fn format_names() -> PossibleValuesParser {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::catalog::{Catalog, Entry, Origin, Problem};
+use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
 use crate::io::{FileId, FileSet};
 use crate::layout::rules::Rules;
 use crate::layout::{
@@ -21,7 +21,7 @@ use crate::names::{Name, printable};
 use crate::tensor::StoredTensor;
 use crate::torch::{TorchFile, Value, ValueId};
 
-use super::args::facts_of;
+use super::state::{facts_of, state_of};
 use super::torch_file::key_text;
 use super::walk::{Bounds, Excess, joined};
 use super::{Format, Located, MissingShard, OpenError, OpenOptions};
@@ -75,7 +75,15 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     let folders = rank_folders(&located.path, &mut files)?;
     let opened: Vec<RankFile> = folders
         .par_iter()
-        .map(|folder| Ok(RankFile::read(&files, folder.file, &open(&files, folder.file)?)))
+        .enumerate()
+        .map(|(index, folder)| {
+            let mut rank = RankFile::read(&files, folder.file, &open(&files, folder.file)?);
+            if index > 0 {
+                // The run says the same of itself in every file.
+                rank.state.clear();
+            }
+            Ok(rank)
+        })
         .collect::<Result<_, OpenError>>()?;
     let args = opened.iter().find_map(|rank| rank.args.clone()).unwrap_or_default();
     let facts = Facts::new(args, &options.facts);
@@ -242,6 +250,8 @@ struct RankFile {
     args: Option<BTreeMap<String, Fact>>,
     iteration: Option<u64>,
     version: Option<f64>,
+    /// What the run says of itself, `args` apart.
+    state: BTreeMap<String, Fact>,
     /// By virtual pipeline stage.
     chunks: BTreeMap<u64, Vec<(Arc<str>, StoredTensor)>>,
     left_out: usize,
@@ -259,6 +269,7 @@ impl RankFile {
             args: top("args").and_then(|args| facts_of(torch, args, &mut bounds)),
             iteration: top("iteration").and_then(|id| values.as_u64(id)),
             version: top("checkpoint_version").and_then(|id| values.as_f64(id)),
+            state: state_at_top(torch),
             chunks: BTreeMap::new(),
             left_out: 0,
             problems: Vec::new(),
@@ -305,6 +316,27 @@ impl RankFile {
         names.filter(|name| !name.contains("experts.")).collect()
     }
 }
+
+/// Everything at the top but models, optimizers and `args`.
+fn state_at_top(torch: &TorchFile) -> BTreeMap<String, Fact> {
+    let values = torch.values();
+    let entries = values.mapping(torch.root()).into_iter().flatten();
+    let is_state = |key: &str| {
+        chunk_number(key).is_none()
+            && !key.ends_with("_model")
+            && key != "optimizer"
+            && key != "args"
+    };
+    let named = entries.filter_map(|(key, value)| Some((values.as_str(key)?, value)));
+    named
+        .filter(|(key, _)| is_state(key) && key.len() <= LIMITS.name)
+        .take(STATE_ENTRIES)
+        .map(|(key, value)| (key.to_owned(), state_of(torch, value)))
+        .collect()
+}
+
+/// Entries at the top of a file: far more than any has.
+const STATE_ENTRIES: usize = 256;
 
 /// `model` is the only chunk, `model0`, `model1`, ... are virtual pipeline stages. `ema_model` and the like are no model.
 fn chunk_number(key: &str) -> Option<u64> {
@@ -399,7 +431,9 @@ impl Ranks<'_> {
         let mut problems = Vec::new();
         let mut left_out = 0;
         let shard_files = ranks.len();
+        let mut state = BTreeMap::new();
         for (coord, rank) in ranks {
+            state.extend(rank.state);
             left_out += rank.left_out;
             problems.extend(rank.problems);
             if !rank.chunks.keys().eq(&chunks) {
@@ -432,10 +466,13 @@ impl Ranks<'_> {
         let mut catalog = Catalog::new(origin, files);
         catalog.notes = notes;
         catalog.problems = problems;
+        state.extend(facts.of_run().map(|args| ("args".to_owned(), Fact::Map(args))));
+        catalog.state = state;
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
         catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
         let mut unruled = Vec::new();
-        for (name, merged) in assembly.tensors {
+        let model = if options.wants(Section::Model) { assembly.tensors } else { BTreeMap::new() };
+        for (name, merged) in model {
             if merged.has_no_rule {
                 unruled.push(name.to_string());
             }

@@ -1,8 +1,8 @@
 //! A path in, a catalog out: one file a format, one row here.
 
-mod args;
 mod locate;
 mod megatron_torch;
+mod state;
 mod torch_file;
 mod walk;
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::catalog::{Catalog, Problem};
+use crate::catalog::{Catalog, Problem, Section};
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, LayoutError, RankCoord};
 use crate::torch::TorchError;
@@ -32,14 +32,31 @@ pub struct Format {
 pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, torch_file::FORMAT];
 
 /// How a checkpoint is to be read.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct OpenOptions {
+    /// The sections to read; a format looks at nothing that only another one needs.
+    pub sections: Vec<Section>,
     /// The format, where it is not to be detected.
     pub format: Option<String>,
     /// Facts that win over those of the checkpoint's `args`.
     pub facts: Vec<(String, Fact)>,
     /// Sharding rules that win over the table.
     pub rules: Vec<UserRule>,
+}
+
+impl Default for OpenOptions {
+    /// The model, as it is detected.
+    fn default() -> Self {
+        let sections = vec![Section::Model];
+        Self { sections, format: None, facts: Vec::new(), rules: Vec::new() }
+    }
+}
+
+impl OpenOptions {
+    /// Whether a section is to be read.
+    fn wants(&self, section: Section) -> bool {
+        self.sections.contains(&section)
+    }
 }
 
 /// Why a checkpoint cannot be opened.

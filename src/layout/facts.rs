@@ -19,6 +19,8 @@ pub enum Fact {
     Text(String),
     /// A list, a tuple or a set.
     List(Vec<Self>),
+    /// A dict, or the attributes of a namespace, by name.
+    Map(BTreeMap<String, Self>),
     /// Anything else, by its class.
     Opaque(String),
 }
@@ -45,6 +47,12 @@ impl Facts {
         let mut values = args;
         values.extend(given.iter().cloned());
         Self { values, has_args }
+    }
+
+    /// The checkpoint's own `args` with what the command line overrides; `None` where it has none.
+    #[must_use]
+    pub fn of_run(&self) -> Option<BTreeMap<String, Fact>> {
+        self.has_args.then(|| self.values.clone())
     }
 
     /// The fact of this name, or of one that older writers used for it, where it is there and not `None`.
@@ -136,7 +144,9 @@ fn collect_sizes(fact: &Fact, sizes: &mut Vec<u64>) -> Option<()> {
                 collect_sizes(item, sizes)?;
             }
         }
-        Fact::None | Fact::Bool(_) | Fact::Float(_) | Fact::Opaque(_) => return None,
+        Fact::None | Fact::Bool(_) | Fact::Float(_) | Fact::Map(_) | Fact::Opaque(_) => {
+            return None;
+        }
     }
     Some(())
 }

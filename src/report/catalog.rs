@@ -6,7 +6,8 @@ use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
 use serde_json::{Value, json};
 
-use crate::catalog::{Catalog, Entry};
+use crate::catalog::{Catalog, Entry, Section};
+use crate::layout::Fact;
 use crate::names::{Name, printable};
 use crate::tensor::{ByteOrder, LogicalTensor, Piece};
 
@@ -29,6 +30,9 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
     if !origin.layout.is_empty() {
         writeln!(out, "{}", row("layout", &origin.layout))?;
     }
+    if let Some(writer) = &origin.writer {
+        writeln!(out, "{}", row("writer", &printable(writer)))?;
+    }
     if let Some(iteration) = origin.iteration {
         writeln!(out, "{}", row("iteration", &iteration.to_string()))?;
     }
@@ -40,8 +44,18 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
     let tensors =
         format!("{}, {} elements", counted(catalog.tensors.len(), "tensor"), grouped(elements));
     writeln!(out, "{}", row("tensors", &tensors))?;
+    let count = |section: Section| (section.name(), catalog.count(section));
+    let sections = Section::ALL.map(count).into_iter().filter(|(_, count)| *count > 0);
+    let sections: Vec<String> = sections.map(|(name, count)| format!("{name} {count}")).collect();
+    if sections.len() > 1 {
+        writeln!(out, "{}", row("sections", &sections.join(", ")))?;
+    }
     if origin.left_out > 0 {
         writeln!(out, "{}", row("left out", &counted(origin.left_out, "buffer")))?;
+    }
+    if !catalog.state.is_empty() {
+        let entries = catalog.state.iter().map(|(key, fact)| entry_text(key, fact));
+        writeln!(out, "{}", row("state", &entries.collect::<Vec<_>>().join(", ")))?;
     }
     for note in &catalog.notes {
         writeln!(out, "{}", row("note", &printable(note)))?;
@@ -59,6 +73,36 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
         writeln!(out, "{name:width$}  tied to {}", tied.to)?;
     }
     Ok(())
+}
+
+/// A key of the state with its value, where that is short.
+fn entry_text(key: &str, fact: &Fact) -> String {
+    let key = printable(key);
+    match fact {
+        Fact::Bool(value) => format!("{key} {value}"),
+        Fact::Int(value) => format!("{key} {value}"),
+        Fact::Float(value) => format!("{key} {value}"),
+        Fact::Text(text) if text.len() <= 40 => format!("{key} {}", printable(text)),
+        Fact::Map(entries) => format!("{key} ({})", counted(entries.len(), "value")),
+        Fact::None | Fact::Text(_) | Fact::List(_) | Fact::Opaque(_) => key.into_owned(),
+    }
+}
+
+fn json_of(fact: &Fact) -> Value {
+    match fact {
+        Fact::None => Value::Null,
+        Fact::Bool(value) => json!(value),
+        Fact::Int(value) => json!(value),
+        // JSON has no NaN and no infinity; a reader of the state still wants to know.
+        Fact::Float(value) if !value.is_finite() => json!(value.to_string()),
+        Fact::Float(value) => json!(value),
+        Fact::Text(text) => json!(text),
+        Fact::List(members) => members.iter().map(json_of).collect(),
+        Fact::Map(entries) => {
+            entries.iter().map(|(key, fact)| (key.clone(), json_of(fact))).collect()
+        }
+        Fact::Opaque(class) => json!({ "class": class }),
+    }
 }
 
 /// How many shards hold it, how many hold it again, and where the first one is.
@@ -114,11 +158,13 @@ pub fn write_json(catalog: &Catalog, out: &mut dyn Write) -> io::Result<()> {
         "path": origin.resolved,
         "format": origin.format,
         "layout": origin.layout,
+        "writer": origin.writer,
         "iteration": origin.iteration,
         "shards": origin.shards,
         "left_out": origin.left_out,
         "notes": catalog.notes,
         "problems": catalog.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "state": catalog.state.iter().map(|(key, fact)| (key.clone(), json_of(fact))).collect::<Value>(),
         "tied": catalog.tied.iter().map(tied).collect::<serde_json::Map<_, _>>(),
         "tensors": catalog.tensors.iter().map(tensor).collect::<serde_json::Map<_, _>>(),
     });

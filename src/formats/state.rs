@@ -1,4 +1,4 @@
-//! What a checkpoint says of its run: the attributes of `args` as plain facts.
+//! What a checkpoint says of its run, as plain values: `args`, schedulers, random states, parameter groups.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::torch::{TorchFile, Value, ValueId, Values};
 
 use super::walk::Bounds;
 
-/// Reads a namespace, or a plain dict where a converter wrote one.
+/// Reads the attributes of a namespace, or a plain dict where a converter wrote one.
 pub(super) fn facts_of(
     torch: &TorchFile,
     args: ValueId,
@@ -17,13 +17,21 @@ pub(super) fn facts_of(
     let values = torch.values();
     let mut reader = Reader { values, left: LIMITS.facts };
     let facts = match values.mapping(args) {
-        Some(items) => reader.facts(items),
-        None => reader.facts(values.attributes(args)?),
+        Some(items) => reader.facts(items, 0),
+        None => reader.facts(values.attributes(args)?, 0),
     };
     if facts.is_none() {
         bounds.problem("", "its args are longer than those of any run");
     }
     facts
+}
+
+/// Reads one value of the run's state; what is longer than any such value is left out as opaque.
+pub(super) fn state_of(torch: &TorchFile, id: ValueId) -> Fact {
+    /// Of each value at the top: some hundred parameter groups, not what a hostile file makes of a few.
+    const BYTES: usize = 1 << 20;
+    let too_long = || Fact::Opaque("longer than any such state".to_owned());
+    Reader { values: torch.values(), left: BYTES }.fact(id, 0).unwrap_or_else(too_long)
 }
 
 struct Reader<'a> {
@@ -36,20 +44,24 @@ impl Reader<'_> {
     fn facts(
         &mut self,
         items: impl Iterator<Item = (ValueId, ValueId)>,
+        depth: usize,
     ) -> Option<BTreeMap<String, Fact>> {
         let mut facts = BTreeMap::new();
         for (key, value) in items {
-            if let Some(name) = self.values.as_str(key) {
-                self.spend(name.len())?;
-                facts.insert(name.to_owned(), self.fact(value, 0)?);
-            }
+            let name = match self.values.get(key) {
+                Value::Str(name) => name.to_owned(),
+                Value::Int(number) => number.to_string(),
+                _ => continue,
+            };
+            self.spend(name.len())?;
+            facts.insert(name, self.fact(value, depth)?);
         }
         Some(facts)
     }
 
     fn fact(&mut self, id: ValueId, depth: usize) -> Option<Fact> {
-        /// Lists of `args` are short and flat: stages, layers.
-        const DEEPEST: usize = 3;
+        /// Lists of `args` are short and flat: stages, layers; optimizers nest groups in lists in dicts.
+        const DEEPEST: usize = 8;
         self.spend(size_of::<Fact>())?;
         Some(match self.values.get(id) {
             Value::None => Fact::None,
@@ -60,14 +72,22 @@ impl Reader<'_> {
                 self.spend(text.len())?;
                 Fact::Text(text.to_owned())
             }
-            _ => match self.values.sequence(id) {
-                Some(members) if depth < DEEPEST => {
+            _ if depth >= DEEPEST => self.opaque(id),
+            _ => {
+                if let Some(members) = self.values.sequence(id) {
                     let members = members.map(|id| self.fact(id, depth + 1));
                     Fact::List(members.collect::<Option<_>>()?)
+                } else if let Some(items) = self.values.mapping(id) {
+                    Fact::Map(self.facts(items, depth + 1)?)
+                } else {
+                    self.opaque(id)
                 }
-                _ => Fact::Opaque(self.values.class_name(id).unwrap_or_default()),
-            },
+            }
         })
+    }
+
+    fn opaque(&self, id: ValueId) -> Fact {
+        Fact::Opaque(self.values.class_name(id).unwrap_or_default())
     }
 
     fn spend(&mut self, bytes: usize) -> Option<()> {
