@@ -11,7 +11,7 @@ use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
 use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
 use crate::compare::{Outcome, bytes_to_compare, compare};
 use crate::formats;
-use crate::pairing::{Selection, pair};
+use crate::pairing::{Selection, pair, settle_positions};
 use crate::report::{self, Report, SIDES, SideReport, Style, progress};
 use crate::verdict::{self, Verdict};
 
@@ -72,7 +72,8 @@ fn unless_closed(written: io::Result<()>) -> io::Result<()> {
 
 fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
     let (a, b) = rayon::join(|| open(0, &args.a, args), || open(1, &args.b, args));
-    let (a, b) = (a?, b?);
+    let (mut a, mut b) = (a?, b?);
+    settle_positions(&mut a, &mut b);
     let pairing = pair(&a, &b, selection);
     let total = bytes_to_compare(&pairing.pairs);
     let tensors = progress::with_progress(total, !args.quiet, |done| {

@@ -7,6 +7,9 @@ use super::OpenError;
 /// The file that names the newest iteration (Megatron-LM `checkpointing.py`, `get_checkpoint_tracker_filename`).
 const TRACKER: &str = "latest_checkpointed_iteration.txt";
 
+/// What InfiniTrain calls the folder of a step; it has no tracker file.
+const STEP: &str = "checkpoint_step_";
+
 /// Where a checkpoint is.
 #[derive(Debug, Clone)]
 pub struct Located {
@@ -50,8 +53,10 @@ pub fn locate(path: &Path) -> Result<Located, OpenError> {
     match (iterations.last(), has_release) {
         (Some((_, newest)), _) => {
             let others = iterations.len() - 1 + usize::from(has_release);
+            let without =
+                if newest.starts_with(STEP) { String::new() } else { format!("no {TRACKER} and ") };
             let note = format!(
-                "{}: no {TRACKER} and {} checkpoints: took the newest, {newest}",
+                "{}: {without}{} checkpoints: took the newest, {newest}",
                 path.display(),
                 others + 1
             );
@@ -66,9 +71,9 @@ pub fn locate(path: &Path) -> Result<Located, OpenError> {
     }
 }
 
-/// `iter_0000010` is iteration 10, `release` is 0.
+/// `iter_0000010` is iteration 10, as is InfiniTrain's `checkpoint_step_000010`, `release` is 0.
 fn iteration_of(folder: &str) -> Option<u64> {
-    match folder.strip_prefix("iter_") {
+    match folder.strip_prefix("iter_").or(folder.strip_prefix(STEP)) {
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok(),
         Some(_) => None,
         None => (folder == "release").then_some(0),

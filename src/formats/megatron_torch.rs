@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::catalog::{Catalog, Origin, Problem, Section};
 use crate::io::{FileId, FileSet};
 use crate::layout::rules::Rules;
 use crate::layout::{
@@ -21,6 +21,7 @@ use crate::names::{Name, printable};
 use crate::tensor::StoredTensor;
 use crate::torch::{TorchFile, Value, ValueId};
 
+use super::merged::insert_merged;
 use super::state::{facts_of, state_of};
 use super::torch_file::key_text;
 use super::walk::{Bounds, Excess, joined};
@@ -470,27 +471,8 @@ impl Ranks<'_> {
         catalog.state = state;
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
         catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
-        let mut unruled = Vec::new();
         let model = if options.wants(Section::Model) { assembly.tensors } else { BTreeMap::new() };
-        for (name, merged) in model {
-            if merged.has_no_rule {
-                unruled.push(name.to_string());
-            }
-            // The rows of a shard on its own are not all there are, so fewer of them are no padding.
-            let is_vocab = merged.is_vocab && world.tp == world.declared_tp;
-            catalog.insert(name, Entry { tensor: merged.tensor, is_vocab });
-        }
-        if let Some(first) = unruled.first() {
-            catalog.notes.push(format!(
-                "no sharding rule for {} names, taken whole from their only shard: {first}, ...",
-                unruled.len()
-            ));
-        }
-        for rule in &options.rules {
-            if !catalog.tensors.keys().any(|name| rule.matches(name.as_str())) {
-                catalog.notes.push(format!("--rule {rule}: no name ends so"));
-            }
-        }
+        insert_merged(&mut catalog, model, &world, &options.rules);
         tie_output_layer(&mut catalog, assembly.tied_copies, &facts);
         catalog
     }

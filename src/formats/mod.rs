@@ -1,7 +1,9 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod infinitrain;
 mod locate;
 mod megatron_torch;
+mod merged;
 mod state;
 mod torch_file;
 mod walk;
@@ -29,7 +31,7 @@ pub struct Format {
 }
 
 /// All formats.
-pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, torch_file::FORMAT];
+pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, infinitrain::FORMAT, torch_file::FORMAT];
 
 /// How a checkpoint is to be read.
 #[derive(Debug, Clone)]
@@ -223,7 +225,8 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
             path: path.to_path_buf(),
             seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
-                         mp_rank_* folders, model_optim_rng.pt, a torch .pt file",
+                         mp_rank_* folders, model_optim_rng.pt, checkpoint_step_* or rank_* folders, \
+                         model.ckpt, a torch .pt file",
         }),
     }
 }

@@ -8,12 +8,17 @@ use crate::names::{Name, is_vocabulary};
 use crate::tensor::LogicalTensor;
 use crate::torch::{TorchFile, ValueId};
 
-use super::megatron_torch;
 use super::walk::{Bounds, Excess, joined};
 use super::{Format, Located, OpenError, OpenOptions};
+use super::{infinitrain, megatron_torch};
 
 /// `torch-file`: a single `.pt`, `.pth`, `.bin` or `.ckpt` file.
-pub(super) const FORMAT: Format = Format { name: "torch-file", detect: Path::is_file, read };
+pub(super) const FORMAT: Format = Format { name: "torch-file", detect, read };
+
+/// Any file that is not by its first bytes another format's: what it is, its reader says best.
+fn detect(path: &Path) -> bool {
+    path.is_file() && !infinitrain::is_own(path)
+}
 
 fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let path = &located.path;

@@ -182,6 +182,7 @@ static NAMES: &[&str] = &[
     "tensor_model_parallel_size",
     "tp_2d",
     "untie_embeddings_and_output_weights",
+    "virtual_pipeline_model_parallel_size",
 ];
 
 /// Reads `NAME=VALUE` as the command line gives it: a Python literal of the simple kinds.

@@ -243,8 +243,32 @@ pub fn assemble(
         }));
     }
     let groups = numbered(locals, ranks.keys(), world, facts, &mut assembly);
-    let merger = Merger { groups: &groups, rules, world, facts };
-    for (name, locals) in &groups {
+    merge(&groups, world, facts, rules, &mut assembly);
+    assembly
+}
+
+/// Puts shards together that come with the name of the whole, layers numbered.
+#[must_use]
+pub fn assemble_named(
+    shards: Vec<(Name, Shard)>,
+    world: &World,
+    facts: &Facts,
+    rules: &Rules,
+) -> Assembly {
+    let mut assembly = Assembly::default();
+    let mut groups = Groups::new();
+    for (name, Shard { name: stored_name, rank, tensor }) in shards {
+        let tensor = LogicalTensor::from_stored(&tensor, stored_name);
+        let local = Local { name: name.as_str().to_owned(), rank, tensor, whole: false };
+        groups.entry(name).or_default().push(local);
+    }
+    merge(&groups, world, facts, rules, &mut assembly);
+    assembly
+}
+
+fn merge(groups: &Groups, world: &World, facts: &Facts, rules: &Rules, assembly: &mut Assembly) {
+    let merger = Merger { groups, rules, world, facts };
+    for (name, locals) in groups {
         match merger.merge(name, locals) {
             Ok(merged) if is_tied_copy(name) => {
                 assembly.tied_copies.insert(untied_name(name), merged.tensor);
@@ -255,7 +279,6 @@ pub fn assemble(
             Err(error) => assembly.problems.push((name.to_string(), error)),
         }
     }
-    assembly
 }
 
 /// Whether a canonical name is that of a routed expert's parameter.
