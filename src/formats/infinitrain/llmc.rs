@@ -27,7 +27,9 @@ pub(super) enum Model {
 }
 
 /// 256 integers of 32 bits.
-const HEADER: u64 = 1024;
+const HEADER: usize = 1024;
+/// Where the first array begins.
+const START: u64 = HEADER as u64;
 
 /// What the header's first numbers are, behind magic and version.
 const GPT2_FIELDS: [&str; 6] =
@@ -48,8 +50,8 @@ pub(super) fn read(
     let path = files.path(file).to_path_buf();
     let content = |what: String| OpenError::Content { path: path.clone(), what };
     let region = files.whole(file);
-    let mut bytes = [0; HEADER as usize];
-    if region.len < HEADER {
+    let mut bytes = [0; HEADER];
+    if region.len < START {
         let what = format!("cut off at byte {}, inside its header of {HEADER} bytes", region.len);
         return Err(content(what));
     }
@@ -60,7 +62,7 @@ pub(super) fn read(
     let arrays = header.arrays().ok_or_else(|| content(header.is_absurd()))?;
     let mut bounds = Bounds::new(&path);
     let mut found = Vec::new();
-    let mut at = HEADER;
+    let mut at = START;
     for Array { name, shape, is_per_layer } in arrays {
         for layer in 0..if is_per_layer { header.field("n_layer") } else { 1 } {
             let name = if is_per_layer { in_layer(layer, name) } else { name.to_owned() };
@@ -104,7 +106,7 @@ struct Array {
 }
 
 impl Header {
-    fn parse(bytes: &[u8; HEADER as usize], model: Model) -> Result<Self, String> {
+    fn parse(bytes: &[u8; HEADER], model: Model) -> Result<Self, String> {
         let word = |index: usize| {
             let mut word = [0; 4];
             word.copy_from_slice(&bytes[4 * index..4 * index + 4]);

@@ -4,6 +4,7 @@
 //! revisions of its checkpoints (2026-03), whose `model.bin` and `model.pth` hold the same bytes as `model.ckpt`: what a
 //! file is, its first bytes say and not its extension.
 
+mod adam;
 mod llmc;
 mod native;
 mod ranks;

@@ -1,16 +1,16 @@
-//! The folders of a step -> a catalog: which ranks there are, what each holds, global names, tied weights, Adam's state.
+//! The folders of a step -> a catalog: which ranks there are, what each holds, global names, tied weights.
 //!
 //! Facts from InfiniTrain 0.6.0 (`infini_train/include/nn/parallel/global.h`: ranks count tensor parallel first, then
 //! context and data parallel, then pipeline; `nn/modules/transformer/transformer.cc`: GPT-2 ties its output layer where there is
-//! one stage; `src/optimizer.cc`: Adam's state by the position of the parameter).
+//! one stage).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::catalog::{Catalog, Origin, Problem, Section};
 use crate::formats::merged::insert_merged;
 use crate::formats::{Located, MissingShard, OpenError, OpenOptions};
 use crate::io::{FileId, FileSet};
@@ -18,8 +18,8 @@ use crate::layout::rules::Rules;
 use crate::layout::{Fact, Facts, LayoutError, RankCoord, Shard, World, assemble_named};
 use crate::limits::LIMITS;
 use crate::names::Name;
-use crate::tensor::{LogicalTensor, StoredTensor};
 
+use super::adam::add_adam;
 use super::native::{self, NativeFile, Stop};
 use super::rules::{RULES, in_layer, is_buffer, layer_of, unwrapped};
 use super::stages::Stages;
@@ -475,56 +475,4 @@ fn tie_output_layer(catalog: &mut Catalog, is_whole: bool, facts: &Facts) {
     let output = Name::new(LM_HEAD);
     let copy = catalog.tensors.remove(&output).map(|entry| entry.tensor);
     catalog.tie(output, Name::new(WTE), copy);
-}
-
-/// Adam's state. A file knows a parameter by a position that depends on the build of the program, and each rank has its own.
-fn add_adam(catalog: &mut Catalog, optimizers: Vec<(String, NativeFile)>) {
-    let mut positions = BTreeSet::new();
-    for (label, file) in optimizers {
-        catalog.problems.extend(file.problems);
-        let rank = if label.is_empty() { label } else { format!("{label}.") };
-        for (stored_name, tensor) in file.tensors {
-            let (name, is_position) = match adam_name(&stored_name, &rank) {
-                Some(name) => (name, true),
-                None => {
-                    (format!("optimizer.{rank}{}", stored_name.trim_start_matches("adam.")), false)
-                }
-            };
-            let name = Name::new(name);
-            insert_stored(catalog, &name, &stored_name, &tensor);
-            if is_position {
-                positions.insert(name);
-            }
-        }
-    }
-    if !positions.is_empty() {
-        catalog.notes.push(
-            "optimizer state is known by position only and compared by it: the files have no names for it, \
-             and another build of InfiniTrain may count otherwise"
-                .to_owned(),
-        );
-    }
-    catalog.positions.extend(positions);
-}
-
-/// `adam.m.7` is `optimizer.m.7`, on several ranks `optimizer.m.rank_000001.7`; `None` where there is no position.
-fn adam_name(stored: &str, rank: &str) -> Option<String> {
-    let (state, position) = stored.strip_prefix("adam.")?.split_once('.')?;
-    let is_number = !position.is_empty() && position.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| format!("optimizer.{state}.{rank}{position}"))
-}
-
-fn insert_stored(
-    catalog: &mut Catalog,
-    name: &Name,
-    stored_name: &Arc<str>,
-    tensor: &StoredTensor,
-) {
-    if catalog.tensors.contains_key(name) {
-        let message = format!("two tensors are {name}");
-        catalog.problems.push(Problem::of_tensor(stored_name.to_string(), &message));
-        return;
-    }
-    let tensor = LogicalTensor::from_stored(tensor, Arc::clone(stored_name));
-    catalog.insert(name.clone(), Entry { tensor, is_vocab: false });
 }
