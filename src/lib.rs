@@ -30,6 +30,7 @@
 //! | [`io`] | files, regions of them, positioned reads |
 //! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
 //! | [`torch`] | what `torch.save` writes: zip or stream, pickle as inert data, storages; knows nothing of ranks |
+//! | [`safetensors`] | the header of a safetensors file, checked |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites |
 //! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
 //! | [`catalog`] | what a checkpoint holds |
@@ -90,6 +91,7 @@ pub mod names;
 pub mod pairing;
 pub mod report;
 pub mod run;
+pub mod safetensors;
 pub mod tensor;
 pub mod torch;
 pub mod verdict;

@@ -10,6 +10,8 @@ pub struct Limits {
     pub pickle_bytes: u64,
     /// Values that one pickle may build.
     pub pickle_values: usize,
+    /// Bytes of the header of a safetensors file; the reference reader has the same limit.
+    pub safetensors_header: u64,
     /// Entries of one zip directory.
     pub archive_entries: usize,
     /// Levels of nesting that are followed when values are read back.
@@ -49,6 +51,7 @@ pub const ENTRY: usize = 256;
 pub const LIMITS: Limits = Limits {
     pickle_bytes: 512 << 20,
     pickle_values: 32 << 20,
+    safetensors_header: 100_000_000,
     archive_entries: 4 << 20,
     depth: 64,
     name: 4096,

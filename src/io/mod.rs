@@ -123,6 +123,12 @@ impl FileSet {
     }
 }
 
+/// Whether a file that begins so is what git-lfs leaves in the place of one.
+#[must_use]
+pub fn is_lfs_pointer(head: &[u8]) -> bool {
+    head.starts_with(b"version https://git-lfs.github.com/spec/")
+}
+
 #[cfg(unix)]
 fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
