@@ -1,5 +1,7 @@
 //! The pipeline on one screen: open twice, pair, compare, judge, report.
 
+mod check;
+
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
@@ -22,6 +24,7 @@ use crate::verdict::{self, Verdict};
 pub fn run(cli: &Cli) -> Result<u8> {
     match &cli.command {
         Command::Compare(args) => run_compare(args, cli.style()),
+        Command::Check(args) => check::run(args, cli.style()),
         Command::Inspect(args) => run_inspect(args, cli.style()),
     }
 }

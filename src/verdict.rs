@@ -53,3 +53,14 @@ pub fn of_all(tensors: &[TensorComparison], unpaired: usize, problems: usize) ->
     let has_diverged = tensors.iter().any(|tensor| !tensor.replicas.is_empty());
     if unpaired > 0 || has_diverged { worst.max(Verdict::Different) } else { worst }
 }
+
+/// What a checkpoint held against itself comes to: `Identical` where it is sound.
+///
+/// `leftovers` counts what belongs to nothing, `problems` what could not be read before checking.
+#[must_use]
+pub fn of_check(tensors: &[TensorComparison], leftovers: usize, problems: usize) -> Verdict {
+    match of_all(tensors, leftovers, problems) {
+        Verdict::Equal => Verdict::Identical,
+        verdict => verdict,
+    }
+}

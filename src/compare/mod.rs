@@ -108,6 +108,8 @@ pub struct ReplicaDifference {
 /// A pair as it is compared: what each side reads from.
 struct Job<'a> {
     pair: &'a Pair,
+    /// The second side is the first one: it is not read again.
+    is_survey: bool,
     elements: [Element; 2],
     /// Blocks of each of its units.
     unit_blocks: u64,
@@ -153,6 +155,23 @@ pub fn compare(
     done: &AtomicU64,
 ) -> Vec<TensorComparison> {
     let jobs: Vec<Job<'_>> = pairs.iter().map(Job::new).collect();
+    run_all(&jobs, files, tells_small_angles, done)
+}
+
+/// Holds the first side of every pair against itself, read once: its further copies against the first one, and its
+/// elements for what is not finite. `done` counts the bytes, those of [`bytes_to_survey`].
+#[must_use]
+pub fn survey(pairs: &[Pair], files: &FileSet, done: &AtomicU64) -> Vec<TensorComparison> {
+    let job = |pair| Job { is_survey: true, ..Job::new(pair) };
+    run_all(&pairs.iter().map(job).collect::<Vec<_>>(), [files, files], false, done)
+}
+
+fn run_all(
+    jobs: &[Job<'_>],
+    files: [&FileSet; 2],
+    tells_small_angles: bool,
+    done: &AtomicU64,
+) -> Vec<TensorComparison> {
     let mut results: Vec<Folded> = jobs.iter().map(|_| Folded::default()).collect();
     let mut units = jobs.iter().enumerate().flat_map(|(index, job)| job.units(index));
     loop {
@@ -187,6 +206,12 @@ pub const ANGLE_ERROR: f64 = 1e-12;
 pub fn bytes_to_compare(pairs: &[Pair]) -> u64 {
     let comparable = pairs.iter().filter(|pair| pair.is_comparable());
     comparable.flat_map(|pair| pair.sides.iter().map(bytes)).fold(0, u64::saturating_add)
+}
+
+/// Bytes that [`survey`] will count.
+#[must_use]
+pub fn bytes_to_survey(pairs: &[Pair]) -> u64 {
+    pairs.iter().map(|pair| bytes(&pair.sides[0])).fold(0, u64::saturating_add)
 }
 
 fn bytes(tensor: &LogicalTensor) -> u64 {
@@ -231,6 +256,7 @@ impl<'a> Job<'a> {
         let row = pair.sides[0].shape().last().copied().unwrap_or(1).max(1);
         Self {
             pair,
+            is_survey: false,
             elements: pair.sides.each_ref().map(|side| Element::of(side.dtype())),
             unit_blocks: if is_transposed.contains(&true) {
                 TRANSPOSED_UNIT_BLOCKS
@@ -254,7 +280,8 @@ impl<'a> Job<'a> {
             let mut result = UnitResult::default();
             let (start, count) = self.range(unit);
             let mut windows = [0..0, 0..0];
-            for (side, window) in windows.iter_mut().enumerate() {
+            let read = if self.is_survey { 1 } else { 2 };
+            for (side, window) in windows.iter_mut().enumerate().take(read) {
                 match self.read_side(side, start, count, files, buffers, &mut result) {
                     Ok(read) => *window = read,
                     Err(error) => {
@@ -264,14 +291,16 @@ impl<'a> Job<'a> {
                 }
             }
             let [window_a, window_b] = windows;
-            let (a, b) = (&buffers.sides[0][window_a], &buffers.sides[1][window_b]);
+            let a = &buffers.sides[0][window_a];
+            let b = if self.is_survey { a } else { &buffers.sides[1][window_b] };
             let blocks = block_bytes(a, self.elements[0].size)
                 .zip(block_bytes(b, self.elements[1].size))
                 .zip((start..).step_by(BLOCK));
             for ((a, b), first) in blocks {
                 result.blocks.push(compare_block(self.side(0, a), self.side(1, b), first));
             }
-            done.fetch_add((a.len() + b.len()) as u64, Ordering::Relaxed);
+            let bytes = if self.is_survey { a.len() } else { a.len() + b.len() };
+            done.fetch_add(bytes as u64, Ordering::Relaxed);
             result
         })
     }

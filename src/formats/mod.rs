@@ -1,5 +1,6 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod leftovers;
 mod locate;
 mod megatron_torch;
 mod state;
@@ -16,6 +17,7 @@ use crate::layout::rules::UserRule;
 use crate::layout::{Fact, LayoutError, RankCoord};
 use crate::torch::TorchError;
 
+pub use leftovers::leftovers;
 pub use locate::{Located, locate};
 
 /// A way in which checkpoints lie on disk.
