@@ -98,7 +98,7 @@ fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool)
         only_here,
     };
     Ok(Report {
-        verdict: verdict::of_all(&tensors, unpaired, problems),
+        verdict: verdict::of_all(&tensors, unpaired, problems, args.allow_diverged),
         sides: [side(a, pairing.a_only), side(b, pairing.b_only)],
         tensors,
     })

@@ -58,8 +58,21 @@ impl CheckReport {
         self.read().filter(|(_, stats)| !stats.is_finite())
     }
 
+    /// Tensors with copies that should be the same and are not.
     fn diverged(&self) -> impl Iterator<Item = &TensorComparison> {
-        self.tensors.iter().filter(|tensor| !tensor.replicas.is_empty())
+        let has_diverged = |tensor: &&TensorComparison| {
+            tensor.replicas.iter().any(ReplicaDifference::is_divergence)
+        };
+        self.tensors.iter().filter(has_diverged)
+    }
+
+    /// Tensors of which every rank stores its own part of a sum.
+    fn partial(&self) -> impl Iterator<Item = &TensorComparison> {
+        let is_sum = |tensor: &&TensorComparison| {
+            !tensor.replicas.is_empty()
+                && !tensor.replicas.iter().any(ReplicaDifference::is_divergence)
+        };
+        self.tensors.iter().filter(is_sum)
     }
 }
 
@@ -101,6 +114,10 @@ pub fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> 
     let diverged: Vec<String> = report.diverged().flat_map(diverged_lines).collect();
     let title = format!("copies that disagree: {}", counted(report.diverged().count(), "tensor"));
     write_list(&title, &diverged, style, out)?;
+    let partial: Vec<String> = report.partial().flat_map(diverged_lines).collect();
+    let title =
+        format!("parts of a sum, no copies: {}", counted(report.partial().count(), "tensor"));
+    write_list(&title, &partial, style, out)?;
     let not_finite: Vec<String> = report.not_finite().map(not_finite_line).collect();
     let title = format!("not finite: {}", counted(not_finite.len(), "tensor"));
     write_list(&title, &not_finite, style, out)?;
@@ -187,11 +204,10 @@ fn closing(report: &CheckReport, style: Style) -> String {
 /// The sink cannot be written to.
 pub fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
     let origin = &report.origin;
-    let replicas = report.diverged().map(|tensor| {
-        let copies: Vec<Value> =
-            tensor.replicas.iter().map(|copy| json_of_copy(tensor, copy)).collect();
-        (tensor.name.as_str().to_owned(), Value::from(copies))
-    });
+    let copies = |tensor: &TensorComparison| {
+        let copies = tensor.replicas.iter().map(|copy| json_of_copy(tensor, copy));
+        (tensor.name.as_str().to_owned(), copies.collect::<Value>())
+    };
     let not_finite = report.not_finite().map(|(tensor, stats)| {
         let counts =
             json!({ "nan": stats.nan()[0], "inf": stats.inf()[0], "numel": stats.count() });
@@ -217,7 +233,8 @@ pub fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
         "copies": report.copies,
         "notes": report.notes,
         "problems": problems.collect::<Vec<_>>(),
-        "replicas": replicas.collect::<Map<_, _>>(),
+        "replicas": report.diverged().map(copies).collect::<Map<_, _>>(),
+        "partial_sums": report.partial().map(copies).collect::<Map<_, _>>(),
         "not_finite": not_finite.collect::<Map<_, _>>(),
         "tied": tied.collect::<Map<_, _>>(),
         "leftovers": report.leftovers.iter().map(ToString::to_string).collect::<Vec<_>>(),
