@@ -75,7 +75,10 @@ fn unless_closed(written: io::Result<()>) -> io::Result<()> {
 
 fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
     let (a, b) = rayon::join(|| open(0, &args.a, args), || open(1, &args.b, args));
-    let (a, b) = (a?, b?);
+    let (mut a, mut b) = (a?, b?);
+    for side in [&mut a, &mut b] {
+        side.problems.retain(|problem| !selection.leaves_out(problem));
+    }
     let pairing = pair(&a, &b, selection);
     let total = bytes_to_compare(&pairing.pairs);
     let tensors = progress::with_progress(total, !args.quiet, |done| {
