@@ -527,7 +527,7 @@ fn outcome(a: &Path, b: &Path) -> (u8, usize) {
     let tensors = comparing::compare(&pairing.pairs, [&a.files, &b.files], false, &done);
     let unpaired = pairing.a_only.len() + pairing.b_only.len();
     let problems = a.problems.len() + b.problems.len();
-    (verdict::of_all(&tensors, unpaired, problems).exit_code(), tensors.len())
+    (verdict::of_all(&tensors, unpaired, problems, false).exit_code(), tensors.len())
 }
 
 /// Changes a few bits, here and there or at these places, and tells what comes of it.

@@ -50,6 +50,11 @@ impl<'a> Side<'a> {
         decode::element_text(self.dtype, self.bytes)
     }
 
+    /// The elements as `f64`, two numbers for a complex one; `out` has room for exactly those.
+    pub fn widen(self, out: &mut [f64]) {
+        decode::decode(self.dtype, self.bytes, out);
+    }
+
     fn count(self) -> u64 {
         (self.bytes.len() / size(self.dtype)) as u64
     }
@@ -61,6 +66,15 @@ impl<'a> Side<'a> {
     /// The bytes of `elements` elements at a time.
     fn chunks(self, elements: usize) -> std::slice::Chunks<'a, u8> {
         self.bytes.chunks(elements * size(self.dtype))
+    }
+}
+
+/// The dtype of the same elements with every number an `f64`, and how many numbers an element is.
+#[must_use]
+pub fn widened(dtype: Dtype) -> (Dtype, usize) {
+    match decode::reals_per_element(dtype) {
+        1 => (Dtype::Float64, 1),
+        numbers => (Dtype::Complex128, numbers),
     }
 }
 
