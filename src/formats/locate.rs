@@ -33,6 +33,9 @@ pub fn locate(path: &Path) -> Result<Located, OpenError> {
     if let Some(located) = follow_tracker(path)? {
         return Ok(located);
     }
+    if let Some(snapshot) = snapshot(path) {
+        return Ok(Located { path: snapshot, iteration: None, notes: Vec::new() });
+    }
     let mut folders = Vec::new();
     for entry in std::fs::read_dir(path).map_err(io_error)? {
         folders.push(entry.map_err(io_error)?.file_name().to_string_lossy().into_owned());
@@ -64,8 +67,7 @@ pub fn locate(path: &Path) -> Result<Located, OpenError> {
         }
         (None, true) => Ok(found("release", Vec::new())),
         (None, false) => {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let iteration = iteration_of(&name);
+            let iteration = iteration_of(&path_name(path));
             Ok(Located { path: path.to_path_buf(), iteration, notes: Vec::new() })
         }
     }
@@ -139,4 +141,28 @@ fn what_is_there(root: &Path) -> String {
         Some(newest) => format!("name a folder instead, e.g. {newest}"),
         None => "there is no iteration here at all".to_owned(),
     }
+}
+
+/// In a model's folder of the Hugging Face cache: the snapshot that `refs/main` names, or the only one
+/// (huggingface_hub, `file_download.py`).
+fn snapshot(model: &Path) -> Option<PathBuf> {
+    let snapshots = model.join("snapshots");
+    let name = path_name(model);
+    if !name.starts_with("models--") && !model.join("refs").is_dir() {
+        return None;
+    }
+    let main = model.join("refs/main");
+    let is_short = std::fs::metadata(&main).is_ok_and(|meta| meta.is_file() && meta.len() < 256);
+    let named = is_short.then(|| std::fs::read_to_string(main).ok()).flatten();
+    let named = named.filter(|name| name.trim().bytes().all(|byte| byte.is_ascii_alphanumeric()));
+    let named = named.map(|name| snapshots.join(name.trim()));
+    let mut all = std::fs::read_dir(&snapshots).ok()?.flatten().map(|entry| entry.path());
+    named.filter(|path| path.is_dir() && *path != snapshots).or_else(|| {
+        let first = all.next()?;
+        all.next().is_none().then_some(first)
+    })
+}
+
+fn path_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

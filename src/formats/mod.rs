@@ -1,5 +1,6 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod hugging_face;
 mod infinitrain;
 mod leftovers;
 mod locate;
@@ -17,6 +18,7 @@ use thiserror::Error;
 use crate::catalog::{Catalog, Problem, Section};
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, LayoutError, RankCoord};
+use crate::safetensors::SafetensorsError;
 use crate::tensor::Merge;
 use crate::torch::TorchError;
 
@@ -34,7 +36,8 @@ pub struct Format {
 }
 
 /// All formats.
-pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, infinitrain::FORMAT, torch_file::FORMAT];
+pub static FORMATS: &[Format] =
+    &[megatron_torch::FORMAT, infinitrain::FORMAT, hugging_face::FORMAT, torch_file::FORMAT];
 
 /// How a checkpoint is to be read.
 #[derive(Debug, Clone)]
@@ -120,6 +123,14 @@ pub enum OpenError {
         /// What is wrong with it.
         source: TorchError,
     },
+    /// A file is damaged or no safetensors file.
+    #[error("{}", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: SafetensorsError,
+    },
     /// A file holds something else than was expected.
     #[error("{}: {what}", path.display())]
     Content {
@@ -168,9 +179,6 @@ fn not_read_yet(path: &Path) -> Option<&'static str> {
     const SIGNS: &[(&str, &str)] = &[
         (".metadata", "torch_dist or another torch distributed checkpoint"),
         ("metadata.json", "torch_dist or zarr of Megatron-Core"),
-        ("model.safetensors", "Hugging Face safetensors"),
-        ("model.safetensors.index.json", "Hugging Face safetensors"),
-        ("pytorch_model.bin.index.json", "Hugging Face torch files"),
         ("latest", "DeepSpeed"),
         ("mp_rank_00_model_states.pt", "DeepSpeed"),
     ];
@@ -234,7 +242,7 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
             seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
                          mp_rank_* folders, model_optim_rng.pt, checkpoint_step_* or rank_* folders, \
-                         model.ckpt, a torch .pt file",
+                         model.ckpt, model.safetensors, pytorch_model.bin, a torch .pt file",
         }),
     }
 }
