@@ -109,7 +109,7 @@ impl Source {
             match other.index {
                 Some(index) => first.ignored.push(index),
                 None if first.index.is_some() && other.is_numbered() => {
-                    first.parts.extend(other.files)
+                    first.parts.extend(other.files);
                 }
                 None => first.ignored.extend(other.files),
             }
