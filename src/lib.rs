@@ -31,6 +31,7 @@
 //! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
 //! | [`torch`] | what `torch.save` writes: zip or stream, pickle as inert data, storages; knows nothing of ranks |
 //! | [`safetensors`] | the header of a safetensors file, checked |
+//! | [`dcp`] | what `torch.distributed.checkpoint` writes: metadata read in pieces, boxes of tensors in slices of files |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites |
 //! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
 //! | [`catalog`] | what a checkpoint holds |
@@ -80,6 +81,7 @@
 pub mod catalog;
 pub mod cli;
 pub mod compare;
+pub mod dcp;
 pub mod dtype;
 pub mod extent;
 pub mod formats;

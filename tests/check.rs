@@ -89,6 +89,14 @@ fn what_is_not_finite_is_counted_by_tensor() {
     let counts: Vec<_> = not_finite.values().map(|of| (&of["nan"], &of["inf"])).collect();
     assert!(counts.contains(&(&json!(1), &json!(0))), "{report}");
     assert!(counts.contains(&(&json!(0), &json!(1))), "{report}");
+    for (name, of) in not_finite {
+        let index = common::sizes(&of["first_index"]);
+        let place = &places(&layout("faults/nan-tp1"), name, &index)[0];
+        let bytes = fs::read(&place.file).unwrap();
+        // The exponent of a bfloat16 that is no number is all ones.
+        assert_eq!(bytes[place.offset + 1] & 0x7f, 0x7f, "{name} {index:?}");
+        assert_eq!(bytes[place.offset] & 0x80, 0x80, "{name} {index:?}");
+    }
 }
 
 #[test]

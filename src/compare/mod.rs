@@ -9,6 +9,7 @@
 mod copies;
 mod gather;
 pub mod metrics;
+mod survey;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +32,8 @@ use crate::tensor::{LogicalTensor, Merge, Piece};
 use copies::{Copies, Failure, Work};
 use gather::{Element, gather};
 
+pub use survey::{bytes_to_survey, survey};
+
 /// Bytes of one side of a unit of work, or a block where that is more: both sides stay in a core's second cache.
 const UNIT_BYTES: u64 = 512 << 10;
 
@@ -51,7 +54,8 @@ pub struct TensorComparison {
     pub shapes: [Vec<u64>; 2],
     /// What came of it.
     pub outcome: Outcome,
-    /// The element with the largest difference, or else the first one that differs.
+    /// The element with the largest difference, or else the first one that differs; in a survey the first one that is
+    /// not finite.
     pub example: Option<Example>,
     /// `1 - cos` from exact sums, where the statistics do not tell it well enough and it was asked for.
     pub one_minus_cos: Option<f64>,
@@ -179,14 +183,6 @@ pub fn compare(
     run_all(&jobs, files, tells_small_angles, done)
 }
 
-/// Holds the first side of every pair against itself, read once: its further copies against the first one, and its
-/// elements for what is not finite. `done` counts the bytes, those of [`bytes_to_survey`].
-#[must_use]
-pub fn survey(pairs: &[Pair], files: &FileSet, done: &AtomicU64) -> Vec<TensorComparison> {
-    let job = |pair| Job { is_survey: true, ..Job::new(pair, [files, files]) };
-    run_all(&pairs.iter().map(job).collect::<Vec<_>>(), [files, files], false, done)
-}
-
 fn run_all(
     jobs: &[Job<'_>],
     files: [&FileSet; 2],
@@ -228,12 +224,6 @@ pub const ANGLE_ERROR: f64 = 1e-12;
 pub fn bytes_to_compare(pairs: &[Pair]) -> u64 {
     let comparable = pairs.iter().filter(|pair| pair.is_comparable());
     comparable.flat_map(|pair| pair.sides.iter().map(bytes)).fold(0, u64::saturating_add)
-}
-
-/// Bytes that [`survey`] will count.
-#[must_use]
-pub fn bytes_to_survey(pairs: &[Pair]) -> u64 {
-    pairs.iter().map(|pair| bytes(&pair.sides[0])).fold(0, u64::saturating_add)
 }
 
 fn bytes(tensor: &LogicalTensor) -> u64 {
@@ -482,7 +472,11 @@ impl<'a> Job<'a> {
         };
         let example = match outcome {
             Outcome::Compared(_) => {
-                let at = stats.max_abs_index().or(stats.first_differing());
+                let at = match self.is_survey {
+                    true if stats.is_finite() => None,
+                    true => self.first_not_finite(files),
+                    false => stats.max_abs_index().or(stats.first_differing()),
+                };
                 at.and_then(|at| self.example(at, files))
             }
             _ => None,

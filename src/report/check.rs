@@ -161,8 +161,11 @@ fn diverged_lines(tensor: &TensorComparison) -> Vec<String> {
 }
 
 fn not_finite_line((tensor, stats): (&TensorComparison, &Stats)) -> String {
+    let first = tensor.example.as_ref().map_or_else(String::new, |first| {
+        format!(", the first at {}: {}", shape(&first.index), first.values[0])
+    });
     format!(
-        "{}: {} NaN, {} Inf of {}",
+        "{}: {} NaN, {} Inf of {}{first}",
         tensor.name,
         grouped(stats.nan()[0]),
         grouped(stats.inf()[0]),
@@ -209,8 +212,12 @@ pub fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
         (tensor.name.as_str().to_owned(), copies.collect::<Value>())
     };
     let not_finite = report.not_finite().map(|(tensor, stats)| {
-        let counts =
-            json!({ "nan": stats.nan()[0], "inf": stats.inf()[0], "numel": stats.count() });
+        let counts = json!({
+            "nan": stats.nan()[0],
+            "inf": stats.inf()[0],
+            "numel": stats.count(),
+            "first_index": tensor.example.as_ref().map(|first| &first.index),
+        });
         (tensor.name.as_str().to_owned(), counts)
     });
     let unreadable = report.unreadable().map(|(tensor, error)| {

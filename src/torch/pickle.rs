@@ -8,6 +8,7 @@
 mod literal;
 mod machine;
 mod op;
+pub mod stream;
 #[cfg(test)]
 mod tests;
 
