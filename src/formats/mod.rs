@@ -1,5 +1,6 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod dcp;
 mod leftovers;
 mod locate;
 mod megatron_torch;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::catalog::{Catalog, Problem, Section};
+use crate::dcp::DcpError;
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, LayoutError, RankCoord};
 use crate::tensor::Merge;
@@ -32,7 +34,7 @@ pub struct Format {
 }
 
 /// All formats.
-pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, torch_file::FORMAT];
+pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, dcp::FORMAT, torch_file::FORMAT];
 
 /// How a checkpoint is to be read.
 #[derive(Debug, Clone)]
@@ -118,6 +120,9 @@ pub enum OpenError {
         /// What is wrong with it.
         source: TorchError,
     },
+    /// The metadata of a distributed checkpoint cannot be read.
+    #[error(transparent)]
+    Dcp(#[from] DcpError),
     /// A file holds something else than was expected.
     #[error("{}: {what}", path.display())]
     Content {
@@ -164,7 +169,6 @@ fn seems_text(seems: Option<&str>) -> String {
 /// Formats that users may well try, by a file that gives them away.
 fn not_read_yet(path: &Path) -> Option<&'static str> {
     const SIGNS: &[(&str, &str)] = &[
-        (".metadata", "torch_dist or another torch distributed checkpoint"),
         ("metadata.json", "torch_dist or zarr of Megatron-Core"),
         ("model.safetensors", "Hugging Face safetensors"),
         ("model.safetensors.index.json", "Hugging Face safetensors"),
@@ -231,7 +235,7 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
             path: path.to_path_buf(),
             seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
-                         mp_rank_* folders, model_optim_rng.pt, a torch .pt file",
+                         mp_rank_* folders, model_optim_rng.pt, .metadata, a torch .pt file",
         }),
     }
 }
