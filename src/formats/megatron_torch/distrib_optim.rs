@@ -224,7 +224,8 @@ impl<'a> Buffers<'a> {
         if all.any(|other| other != found) {
             return Err("its states differ in size".to_owned());
         }
-        let places = self.places(buffer, content, &found)?;
+        let layout = Layout { facts: self.facts, params: self.params };
+        let places = layout.places(buffer, content, &found)?;
         for (state, tensors) in &buffer.states {
             let kept = states.entry(state_name(state).to_owned()).or_default();
             for (param, (at, start)) in content.params.iter().zip(&places) {
@@ -235,7 +236,15 @@ impl<'a> Buffers<'a> {
         }
         Ok(())
     }
+}
 
+/// Where parameters lie in a buffer.
+struct Layout<'a> {
+    facts: &'a Facts,
+    params: &'a [Param],
+}
+
+impl Layout<'_> {
     /// For each parameter the tensor of the buffer that it is in, and its first element there.
     fn places(
         &self,
@@ -425,4 +434,102 @@ fn least_common_multiple(a: u64, b: u64) -> u64 {
         (divisor, rest) = (rest, divisor % rest);
     }
     (a / divisor.max(1)).saturating_mul(b)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::dtype::Dtype;
+    use crate::io::{FileSet, Region};
+    use crate::layout::Fact;
+    use crate::tensor::ByteOrder;
+
+    /// Parameters of these sizes, the weights in storages of their own, or views of one at these offsets.
+    fn params(sizes: &[u64], offsets: Option<&[u64]>) -> Vec<Param> {
+        let mut files = FileSet::default();
+        let file = files.add(std::path::Path::new("Cargo.toml")).unwrap();
+        let param = |(at, &size): (usize, &u64)| {
+            let storage = match offsets {
+                Some(_) => Region { file, offset: 0, len: 1 << 20 },
+                None => Region { file, offset: at as u64 * 4096, len: size * 2 },
+            };
+            let offset = offsets.map_or(0, |offsets| offsets[at]);
+            let (shape, strides, order) = (vec![size], vec![1], ByteOrder::Little);
+            let dtype = Dtype::BFloat16;
+            let weight = StoredTensor::new(dtype, shape, strides, storage, offset, order).unwrap();
+            Param { chunk: 0, name: format!("layers.{at}.weight").into(), weight }
+        };
+        sizes.iter().enumerate().map(param).collect()
+    }
+
+    fn places(
+        form: Form,
+        of_any_dtype: bool,
+        facts: &[(&str, Fact)],
+        params: &[Param],
+        found: &[u64],
+    ) -> Result<Vec<(usize, u64)>, String> {
+        let facts = facts.iter().map(|(name, fact)| ((*name).to_owned(), fact.clone())).collect();
+        let facts = Facts::new(facts, &[]);
+        let buffer = Buffer { name: String::new(), form, of_any_dtype, states: BTreeMap::new() };
+        let params = params.iter().rev().collect();
+        let content = Content { params, dtype: "bfloat16", is_expert: false };
+        Layout { facts: &facts, params: &[] }.places(&buffer, &content, found)
+    }
+
+    const FOUR_RANKS: (&str, Fact) = ("data_parallel_size", Fact::Int(4));
+
+    #[test]
+    fn the_first_flat_buffer_has_its_padding_at_the_end() {
+        let params = params(&[3, 5, 2], None);
+        let found = places(Form::Flat, true, &[FOUR_RANKS], &params, &[12]);
+        assert_eq!(found, Ok(vec![(0, 0), (0, 2), (0, 7)]));
+        let error = places(Form::Flat, true, &[], &params, &[12]).unwrap_err();
+        assert!(error.contains("come to 10") && error.contains("data_parallel_size"), "{error}");
+    }
+
+    #[test]
+    fn lists_of_buckets_are_cut_where_a_bucket_is_full() {
+        let params = params(&[3, 5, 2, 7], None);
+        let facts = [
+            FOUR_RANKS,
+            ("overlap_grad_reduce", Fact::Bool(true)),
+            ("ddp_bucket_size", Fact::Int(6)),
+        ];
+        let found = places(Form::Buckets, false, &facts, &params, &[8, 8, 4]);
+        assert_eq!(found, Ok(vec![(0, 0), (1, 0), (1, 2), (2, 0)]));
+        // Before core 0.6 no bucket had a single parameter.
+        let found = places(Form::Buckets, true, &facts, &params, &[12, 8]);
+        assert_eq!(found, Ok(vec![(0, 0), (0, 7), (1, 0), (1, 5)]));
+    }
+
+    #[test]
+    fn coalesced_buckets_are_aligned_from_core_0_8_on() {
+        let params = params(&[3, 5, 2], None);
+        let older = places(Form::Coalesced, false, &[], &params, &[10]);
+        assert_eq!(older, Ok(vec![(0, 0), (0, 2), (0, 7)]));
+        let newer = places(Form::Coalesced, false, &[], &params, &[131]);
+        assert_eq!(newer, Ok(vec![(0, 0), (0, 64), (0, 128)]));
+    }
+
+    #[test]
+    fn weights_that_are_views_of_the_buffer_must_agree() {
+        let agreeing = params(&[3, 5, 2], Some(&[128, 64, 0]));
+        assert!(places(Form::Coalesced, false, &[], &agreeing, &[131]).is_ok());
+        let others = params(&[3, 5, 2], Some(&[0, 64, 128]));
+        let error = places(Form::Coalesced, false, &[], &others, &[131]).unwrap_err();
+        assert!(error.contains("in another order"), "{error}");
+    }
+
+    #[test]
+    fn a_full_bucket_leaves_out_its_padding() {
+        let params = params(&[10, 20, 20, 10], None);
+        let facts = [("overlap_grad_reduce", Fact::Bool(true)), ("ddp_bucket_size", Fact::Int(70))];
+        let found = places(Form::Coalesced, false, &facts, &params, &[158]);
+        assert_eq!(found, Ok(vec![(0, 0), (0, 64), (0, 84), (0, 148)]));
+        // The stages after the first have one bucket only.
+        let found = places(Form::Coalesced, false, &facts, &params, &[202]);
+        assert_eq!(found, Ok(vec![(0, 0), (0, 64), (0, 128), (0, 192)]));
+    }
 }

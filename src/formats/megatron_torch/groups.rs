@@ -161,3 +161,107 @@ fn by_rule(params: &[Param], groups: &[&Group], rule: Decay) -> Result<Vec<Vec<u
     }
     Ok(assigned)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::dtype::Dtype;
+    use crate::io::{FileSet, Region};
+    use crate::tensor::{ByteOrder, StoredTensor};
+
+    fn params(names: &[(&str, &[u64])]) -> Vec<Param> {
+        let mut files = FileSet::default();
+        let file = files.add(std::path::Path::new("Cargo.toml")).unwrap();
+        let storage = Region { file, offset: 0, len: 1 << 20 };
+        let param = |(name, shape): &(&str, &[u64])| {
+            let (dtype, order) = (Dtype::BFloat16, ByteOrder::Little);
+            let weight = StoredTensor::contiguous(dtype, shape.to_vec(), storage, order).unwrap();
+            Param { chunk: 0, name: (*name).into(), weight }
+        };
+        names.iter().map(param).collect()
+    }
+
+    fn gpt() -> Vec<Param> {
+        params(&[
+            ("embedding.word_embeddings.weight", &[8, 4]),
+            ("decoder.layers.0.input_layernorm.weight", &[4]),
+            ("decoder.layers.0.self_attention.linear_qkv.weight", &[12, 4]),
+            ("decoder.layers.0.self_attention.linear_qkv.bias", &[12]),
+            ("decoder.layers.0.self_attention.q_layernorm.weight", &[2]),
+            ("decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight", &[6, 4]),
+            ("output_layer.weight", &[8, 4]),
+        ])
+    }
+
+    fn group(at: &str, count: u64) -> Group {
+        Group {
+            at: at.to_owned(),
+            params: (0..count).collect(),
+            decays: None,
+            is_expert: None,
+            is_decoupled: None,
+            is_muon: None,
+            wd_mult: None,
+            weight_decay: None,
+        }
+    }
+
+    fn assigned(groups: &[Group]) -> Result<Vec<Vec<usize>>, String> {
+        let groups: Vec<&Group> = groups.iter().collect();
+        let fits = |at: usize, members: &[usize]| {
+            let is_right = groups[at].params.len() == members.len();
+            is_right.then_some(()).ok_or_else(|| format!("{} has another number", groups[at].at))
+        };
+        assign(&gpt(), &groups, fits)
+    }
+
+    #[test]
+    fn biases_and_norms_do_not_decay() {
+        let with = |decay| Group { weight_decay: Some(decay), ..group("", 0) };
+        let told = |decays: [f64; 2]| {
+            let mut groups = decays.map(with);
+            tell_decay(&mut groups);
+            groups.map(|group| group.decays)
+        };
+        assert_eq!(told([0.1, 0.0]), [Some(true), Some(false)]);
+        assert_eq!(told([0.0, 0.1]), [Some(false), Some(true)]);
+        // Where nothing decays, the order of the first versions tells.
+        assert_eq!(told([0.0, 0.0]), [Some(true), Some(false)]);
+        let [decay, none] = [("0", 4, true), ("1", 3, false)]
+            .map(|(at, count, decays)| Group { decays: Some(decays), ..group(at, count) });
+        let found = assigned(&[none, decay]).unwrap();
+        assert_eq!(found, [vec![1, 3, 4], vec![0, 2, 5, 6]]);
+    }
+
+    #[test]
+    fn norms_of_queries_may_decay_and_embeddings_may_not() {
+        let of = |counts: [u64; 2]| {
+            let group =
+                |at: usize| Group { decays: Some(at == 0), ..group(&at.to_string(), counts[at]) };
+            assigned(&[group(0), group(1)])
+        };
+        assert_eq!(of([5, 2]).unwrap()[1], [1, 3]);
+        assert_eq!(of([3, 4]).unwrap()[1], [0, 1, 3, 4]);
+        assert_eq!(of([6, 1]).unwrap_err(), "0 has another number");
+    }
+
+    #[test]
+    fn experts_embeddings_and_muon_have_groups_of_their_own() {
+        let dense = Group { is_expert: Some(false), is_muon: Some(true), ..group("dense", 1) };
+        let expert = Group { is_expert: Some(true), is_muon: Some(true), ..group("expert", 1) };
+        let rest = Group { is_muon: Some(false), is_decoupled: Some(false), ..group("rest", 3) };
+        let embeddings = Group { is_decoupled: Some(true), ..group("embeddings", 2) };
+        let found = assigned(&[dense, expert, rest, embeddings]).unwrap();
+        assert_eq!(found, [vec![2], vec![5], vec![1, 3, 4], vec![0, 6]]);
+    }
+
+    #[test]
+    fn groups_that_nothing_tells_apart_are_no_answer() {
+        let error = assigned(&[group("group 0", 4), group("group 1", 3)]).unwrap_err();
+        let name = "embedding.word_embeddings.weight";
+        assert_eq!(error, format!("{name} may belong to group 0 or group 1"));
+        let experts = Group { is_expert: Some(true), ..group("group 0", 7) };
+        assert_eq!(assigned(&[experts]).unwrap_err(), format!("no group is for {name}"));
+    }
+}

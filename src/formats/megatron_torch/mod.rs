@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
-use crate::catalog::{Catalog, Section};
+use crate::catalog::{Catalog, Problem, Section};
 use crate::io::{FileId, FileSet};
 use crate::layout::{Facts, Naming, RankCoord, RankName, World};
 use crate::names::printable;
@@ -101,7 +101,30 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
 
     let mut ranks = Ranks { located, files, world, facts, notes: Vec::new() };
     ranks.note_sizes();
-    Ok(ranks.into_catalog(coords.into_iter().zip(opened).collect(), options))
+    let mut catalog = ranks.into_catalog(coords.into_iter().zip(opened).collect(), options);
+    if options.wants(Section::Optimizer) {
+        catalog.problems.extend(unread_optimizer(&located.path));
+    }
+    Ok(catalog)
+}
+
+/// A file of an optimizer that keeps a part for every data parallel rank: `optim.pt` in a folder of its own (Megatron-LM
+/// 2022-03 to 2023-05, `megatron/checkpointing.py`), or Muon's (core 0.16, `core/optimizer/layer_wise_optimizer.py`).
+fn unread_optimizer(path: &Path) -> Option<Problem> {
+    const FILES: [(&str, &str); 2] = [
+        ("optim.pt", "load and save it with Megatron-LM 23.06 or newer"),
+        ("layer_wise_optimizer_0.pt", "save it with --ckpt-format torch_dist"),
+    ];
+    let folders = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
+    folders.sort();
+    let mut files =
+        folders.iter().flat_map(|folder| FILES.map(|(name, remedy)| (folder.join(name), remedy)));
+    let (file, remedy) = files.find(|(file, _)| file.is_file())?;
+    let message = format!(
+        "the optimizer keeps a part for every data parallel rank, which is not put together; {remedy}"
+    );
+    Some(Problem { file: Some(file), tensor: None, message })
 }
 
 /// One rank's file on its own, looked at as if it were the whole.
