@@ -143,10 +143,7 @@ fn a_missing_distrib_optim_is_named() {
     fs::remove_file(distrib_optim(&copied, "mp_rank_01")).unwrap();
     let run = compare_with(&optimizer("dense/tp1"), &copied.path(), BOTH);
     run.refuses(&["b: ", "mp_rank_01/distrib_optim.pt: ", "are not there"]);
-    // What is whole on the other rank is compared all the same, and so are the weights.
     let result = run.json();
-    let norm = "optimizer.exp_avg.decoder.final_layernorm.weight";
-    assert_eq!(result[norm]["l2"], 0.0);
     assert_eq!(result["output_layer.weight"]["l2"], 0.0);
 }
 
