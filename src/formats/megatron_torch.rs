@@ -349,15 +349,15 @@ fn chunk_number(key: &str) -> Option<u64> {
 }
 
 /// Collects the tensors of a nest of dicts under dotted names.
-struct Walk<'a> {
-    torch: &'a TorchFile,
-    bounds: &'a mut Bounds,
-    left_out: usize,
-    tensors: Vec<(Arc<str>, StoredTensor)>,
+pub(super) struct Walk<'a> {
+    pub torch: &'a TorchFile,
+    pub bounds: &'a mut Bounds,
+    pub left_out: usize,
+    pub tensors: Vec<(Arc<str>, StoredTensor)>,
 }
 
 impl Walk<'_> {
-    fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), Excess> {
+    pub(super) fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), Excess> {
         self.bounds.enter(name, depth)?;
         let values = self.torch.values();
         let is_extra_state =

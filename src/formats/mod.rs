@@ -1,5 +1,6 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod deepspeed;
 mod locate;
 mod megatron_torch;
 mod state;
@@ -30,7 +31,7 @@ pub struct Format {
 }
 
 /// All formats.
-pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, torch_file::FORMAT];
+pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, deepspeed::FORMAT, torch_file::FORMAT];
 
 /// How a checkpoint is to be read.
 #[derive(Debug, Clone)]
@@ -130,6 +131,12 @@ pub enum OpenError {
         /// What is missing.
         shards: Vec<MissingShard>,
     },
+    /// Files that the checkpoint needs are not there.
+    #[error("{}", missing_files_text(files))]
+    MissingFiles {
+        /// What is missing.
+        files: Vec<MissingFile>,
+    },
     /// The layout cannot be put together.
     #[error("{}", path.display())]
     Layout {
@@ -151,6 +158,15 @@ pub struct MissingShard {
     pub why: String,
 }
 
+/// A file that the checkpoint needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingFile {
+    /// Where it should be.
+    pub path: PathBuf,
+    /// Why it is needed.
+    pub why: String,
+}
+
 fn format_names() -> String {
     FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
@@ -167,15 +183,25 @@ fn not_read_yet(path: &Path) -> Option<&'static str> {
         ("model.safetensors", "Hugging Face safetensors"),
         ("model.safetensors.index.json", "Hugging Face safetensors"),
         ("pytorch_model.bin.index.json", "Hugging Face torch files"),
-        ("latest", "DeepSpeed"),
-        ("mp_rank_00_model_states.pt", "DeepSpeed"),
     ];
     SIGNS.iter().find(|(file, _)| path.join(file).exists()).map(|(_, format)| *format)
 }
 
+/// Missing files that are named before the others are counted.
+const SHOWN: usize = 8;
+
+fn missing_files_text(files: &[MissingFile]) -> String {
+    let line =
+        |MissingFile { path, why }: &MissingFile| format!("{}: missing: {why}", path.display());
+    let mut lines: Vec<String> = files.iter().take(SHOWN).map(line).collect();
+    if files.len() > SHOWN {
+        lines.push(format!("and {} more missing files", files.len() - SHOWN));
+    }
+    lines.join("\n")
+}
+
 /// The first shards in full, the others by number.
 fn missing_text(shards: &[MissingShard]) -> String {
-    const SHOWN: usize = 8;
     let line = |MissingShard { path, rank, why }: &MissingShard| {
         let RankCoord { tp, pp, ep, .. } = rank;
         let expert = if *ep > 0 { format!(", ep {ep}") } else { String::new() };
@@ -204,7 +230,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Catalog, OpenError> {
     };
     let mut catalog = (format.read)(&located, options)?;
     catalog.origin.path = path.to_path_buf();
-    catalog.origin.resolved = located.path;
+    if catalog.origin.resolved.as_os_str().is_empty() {
+        catalog.origin.resolved = located.path;
+    }
     catalog.notes.splice(0..0, located.notes);
     if let Some(merge) = options.replicas {
         catalog.merge_replicas(merge);
@@ -229,7 +257,8 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
             path: path.to_path_buf(),
             seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
-                         mp_rank_* folders, model_optim_rng.pt, a torch .pt file",
+                         mp_rank_* folders, model_optim_rng.pt, latest and the files of DeepSpeed, \
+                         a torch .pt file",
         }),
     }
 }
