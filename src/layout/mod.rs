@@ -4,6 +4,7 @@
 //! canonical names. On the way: names ([`crate::names`]), fused tensors taken apart (`unfuse`), global
 //! indices (`numbering`), parts put together (`merge`, by the table in [`rules`]).
 
+pub mod cuts;
 mod facts;
 mod grid;
 mod merge;
