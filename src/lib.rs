@@ -30,6 +30,7 @@
 //! | [`io`] | files, regions of them, positioned reads |
 //! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
 //! | [`torch`] | what `torch.save` writes: zip or stream, pickle as inert data, storages; knows nothing of ranks |
+//! | [`zarr`] | arrays of zarr version 2, chunk by chunk |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites |
 //! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
 //! | [`catalog`] | what a checkpoint holds |
@@ -93,6 +94,7 @@ pub mod run;
 pub mod tensor;
 pub mod torch;
 pub mod verdict;
+pub mod zarr;
 
 /// Says on standard error what went wrong, a line for every cause, each with the program's name in front.
 pub fn complain(text: &str) {

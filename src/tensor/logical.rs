@@ -159,6 +159,38 @@ impl LogicalTensor {
         Ok(whole)
     }
 
+    /// A tensor of parts that lie at these first indices in it. Whether they tile it is for [`Self::check_tiling`] to say.
+    ///
+    /// # Errors
+    /// A part has another dtype, reaches beyond the shape, or there are too many pieces.
+    pub fn from_parts(
+        dtype: Dtype,
+        shape: Vec<u64>,
+        source: Source,
+        parts: impl IntoIterator<Item = (Vec<u64>, Self)>,
+    ) -> Result<Self, TensorError> {
+        let mut whole = Self { dtype, shape, source, pieces: Vec::new(), replicas: Vec::new() };
+        if whole.shape.iter().any(|&size| size > LIMITS.dim) || numel(&whole.shape).is_none() {
+            return Err(TensorError::TooManyPieces);
+        }
+        for (at, part) in parts {
+            whole.same_dtype(&part)?;
+            let ends = at.iter().zip(&part.shape).map(|(at, size)| at.checked_add(*size));
+            let fits = at.len() == whole.shape.len()
+                && part.shape.len() == at.len()
+                && ends.zip(&whole.shape).all(|(end, size)| end.is_some_and(|end| end <= *size));
+            if !fits {
+                return Err(TensorError::ShapesDisagree { first: whole.shape, second: part.shape });
+            }
+            for mut piece in part.pieces {
+                piece.extent.offsets.iter_mut().zip(&at).for_each(|(offset, at)| *offset += at);
+                whole.pieces.push(piece);
+            }
+            whole.check_piece_count()?;
+        }
+        Ok(whole)
+    }
+
     fn append(&mut self, dim: usize, part: Self) -> Result<(), TensorError> {
         self.same_dtype(&part)?;
         let mut expected = self.shape.clone();
@@ -263,6 +295,54 @@ impl LogicalTensor {
         });
         selected.shape.remove(dim);
         Ok(selected)
+    }
+
+    /// The tensors at all the indices of dimension `dim`, each without that dimension. One pass over the pieces, however many there are of both.
+    ///
+    /// # Errors
+    /// It has no such dimension, or one too long.
+    pub fn unbind(&self, dim: usize) -> Result<Vec<Self>, TensorError> {
+        self.check_dim(dim)?;
+        let count = self.shape[dim];
+        let rows = |pieces: &[Piece]| -> u64 {
+            pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.extent.sizes[dim]))
+        };
+        let further = self.replicas.iter().map(|replica| rows(&replica.pieces));
+        let mut sizes = further.chain([count, rows(&self.pieces)]);
+        let count = usize::try_from(count).ok().filter(|_| sizes.all(|size| size <= LIMITS.layers));
+        let count = count.ok_or(TensorError::TooManyPieces)?;
+        let mut shape = self.shape.clone();
+        shape.remove(dim);
+        let source = |source: &Source| Self {
+            dtype: self.dtype,
+            shape: shape.clone(),
+            source: source.clone(),
+            pieces: Vec::new(),
+            replicas: Vec::new(),
+        };
+        let mut parts = vec![source(&self.source); count];
+        let element = self.dtype.size();
+        for piece in &self.pieces {
+            piece.unbind(dim, element, |at, piece| {
+                if let Some(part) = parts.get_mut(at) {
+                    part.pieces.push(piece);
+                }
+            });
+        }
+        for replica in &self.replicas {
+            for piece in &replica.pieces {
+                piece.unbind(dim, element, |at, piece| {
+                    let Some(part) = parts.get_mut(at) else { return };
+                    match part.replicas.iter_mut().find(|known| known.source == replica.source) {
+                        Some(known) => known.pieces.push(piece),
+                        None => part
+                            .replicas
+                            .push(Replica { source: replica.source.clone(), pieces: vec![piece] }),
+                    }
+                });
+            }
+        }
+        Ok(parts)
     }
 
     /// The tensor with two dimensions exchanged.
