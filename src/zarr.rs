@@ -75,6 +75,8 @@ pub enum ZarrError {
 pub struct Array {
     /// What its chunks make up.
     pub tensor: LogicalTensor,
+    /// How many chunks there are.
+    pub chunks: usize,
     /// The files of chunks that were never written.
     pub missing: Vec<PathBuf>,
 }
@@ -134,9 +136,10 @@ pub fn open(files: &mut FileSet, folder: &Path, name: &str) -> Result<Array, Zar
         }
         parts.push((first, part));
     }
+    let chunks = parts.len();
     let source = Source { file: header_file, name: name.into() };
     let tensor = LogicalTensor::from_parts(dtype, header.shape, source, parts)?;
-    Ok(Array { tensor, missing })
+    Ok(Array { tensor, chunks, missing })
 }
 
 fn read(files: &FileSet, file: crate::io::FileId) -> io::Result<Vec<u8>> {

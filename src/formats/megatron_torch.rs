@@ -21,7 +21,7 @@ use crate::names::{Name, printable};
 use crate::tensor::StoredTensor;
 use crate::torch::{TorchFile, Value, ValueId};
 
-use super::state::{facts_of, state_of};
+use super::state::{facts_of, state_at};
 use super::torch_file::key_text;
 use super::walk::{Bounds, Excess, joined};
 use super::{Format, Located, MissingShard, OpenError, OpenOptions};
@@ -319,24 +319,13 @@ impl RankFile {
 
 /// Everything at the top but models, optimizers and `args`.
 fn state_at_top(torch: &TorchFile) -> BTreeMap<String, Fact> {
-    let values = torch.values();
-    let entries = values.mapping(torch.root()).into_iter().flatten();
-    let is_state = |key: &str| {
+    state_at(torch, torch.root(), |key| {
         chunk_number(key).is_none()
             && !key.ends_with("_model")
             && key != "optimizer"
             && key != "args"
-    };
-    let named = entries.filter_map(|(key, value)| Some((values.as_str(key)?, value)));
-    named
-        .filter(|(key, _)| is_state(key) && key.len() <= LIMITS.name)
-        .take(STATE_ENTRIES)
-        .map(|(key, value)| (key.to_owned(), state_of(torch, value)))
-        .collect()
+    })
 }
-
-/// Entries at the top of a file: far more than any has.
-const STATE_ENTRIES: usize = 256;
 
 /// `model` is the only chunk, `model0`, `model1`, ... are virtual pipeline stages. `ema_model` and the like are no model.
 fn chunk_number(key: &str) -> Option<u64> {
@@ -497,7 +486,7 @@ impl Ranks<'_> {
 }
 
 /// With tied weights the output layer is the word embeddings; the last of several stages keeps a copy.
-fn tie_output_layer(
+pub(super) fn tie_output_layer(
     catalog: &mut Catalog,
     copies: BTreeMap<Name, crate::tensor::LogicalTensor>,
     facts: &Facts,

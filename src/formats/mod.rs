@@ -1,6 +1,7 @@
 //! A path in, a catalog out: one file a format, one row here.
 
 mod locate;
+mod megatron_dist;
 mod megatron_torch;
 mod state;
 mod torch_file;
@@ -29,7 +30,14 @@ pub struct Format {
 }
 
 /// All formats.
-pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, torch_file::FORMAT];
+pub static FORMATS: &[Format] =
+    &[
+    megatron_torch::FORMAT,
+    megatron_dist::torch_dist::FORMAT,
+    megatron_dist::zarr::FORMAT,
+    megatron_dist::fsdp::FORMAT,
+    torch_file::FORMAT,
+];
 
 /// How a checkpoint is to be read.
 #[derive(Debug, Clone)]
