@@ -31,6 +31,8 @@
 //! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
 //! | [`torch`] | what `torch.save` writes: zip or stream, pickle as inert data, storages; knows nothing of ranks |
 //! | [`zarr`] | arrays of zarr version 2, chunk by chunk |
+//! | [`safetensors`] | the header of a safetensors file, checked |
+//! | [`dcp`] | what `torch.distributed.checkpoint` writes: metadata read in pieces, boxes of tensors in slices of files |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites |
 //! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
 //! | [`catalog`] | what a checkpoint holds |
@@ -80,6 +82,7 @@
 pub mod catalog;
 pub mod cli;
 pub mod compare;
+pub mod dcp;
 pub mod dtype;
 pub mod extent;
 pub mod formats;
@@ -91,6 +94,7 @@ pub mod names;
 pub mod pairing;
 pub mod report;
 pub mod run;
+pub mod safetensors;
 pub mod tensor;
 pub mod torch;
 pub mod verdict;

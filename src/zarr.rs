@@ -11,7 +11,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::dtype::Dtype;
-use crate::extent::numel;
+use crate::extent::{Extent, numel, row_major};
 use crate::io::FileSet;
 use crate::limits::LIMITS;
 use crate::tensor::{ByteOrder, LogicalTensor, Source, StoredError, StoredTensor, TensorError};
@@ -106,11 +106,11 @@ pub fn open(files: &mut FileSet, folder: &Path, name: &str) -> Result<Array, Zar
     let (dtype, byte_order) = dtype_of(&header.dtype)?;
     let grid = grid(&header)?;
     let chunk_bytes = numel(&header.chunks).and_then(|count| count.checked_mul(dtype.size()));
-    let Some(chunk_bytes) = chunk_bytes else {
+    let (Some(chunk_bytes), Some(strides)) = (chunk_bytes, row_major(&header.chunks)) else {
         return Err(StoredError::TooLarge { shape: header.chunks }.into());
     };
     let mut missing = Vec::new();
-    let mut parts = Vec::new();
+    let mut boxes = Vec::new();
     for place in places(&grid) {
         let path = folder.join(file_name(&place));
         let file = match files.add(&path) {
@@ -125,20 +125,14 @@ pub fn open(files: &mut FileSet, folder: &Path, name: &str) -> Result<Array, Zar
         if region.len != chunk_bytes {
             return Err(ZarrError::ChunkSize { path, len: region.len, expected: chunk_bytes });
         }
-        let stored = StoredTensor::contiguous(dtype, header.chunks.clone(), region, byte_order)?;
-        let mut part = LogicalTensor::from_stored(&stored, name);
-        let mut first = Vec::with_capacity(place.len());
-        for (dim, index) in place.iter().enumerate() {
-            let start = index * header.chunks[dim];
-            // Chunks at the edge are as long as the others; what is beyond the array is nothing.
-            part = part.slice(dim, 0, header.chunks[dim].min(header.shape[dim] - start))?;
-            first.push(start);
-        }
-        parts.push((first, part));
+        let extent = extent_of(&place, &header);
+        let sizes = extent.sizes.clone();
+        let stored = StoredTensor::new(dtype, sizes, strides.clone(), region, 0, byte_order)?;
+        boxes.push((extent, stored));
     }
-    let chunks = parts.len();
+    let chunks = boxes.len();
     let source = Source { file: header_file, name: name.into() };
-    let tensor = LogicalTensor::from_parts(dtype, header.shape, source, parts)?;
+    let tensor = LogicalTensor::from_boxes(dtype, header.shape, source, boxes)?;
     Ok(Array { tensor, chunks, missing })
 }
 
@@ -244,6 +238,17 @@ fn places(grid: &[u64]) -> Vec<Vec<u64>> {
         places = places.into_iter().flat_map(longer).collect();
     }
     places
+}
+
+/// What a chunk holds of the array. Chunks at the edge are as long as the others; what is beyond the array is nothing.
+fn extent_of(place: &[u64], header: &Header) -> Extent {
+    let sizes = header.shape.iter().zip(&header.chunks);
+    let boxed = place.iter().zip(sizes).map(|(index, (size, chunk))| {
+        let offset = index * chunk;
+        (offset, *chunk.min(&(size - offset)))
+    });
+    let (offsets, sizes) = boxed.unzip();
+    Extent { offsets, sizes }
 }
 
 /// `2.0.1`; of an array without dimensions `0`.

@@ -67,8 +67,7 @@ impl Array {
                 stride *= chunks[dim];
                 place.insert(0, (index / chunks[dim]).to_string());
             }
-            let file =
-                files.entry(place.join(".")).or_insert_with(|| vec![0xff; stride * element]);
+            let file = files.entry(place.join(".")).or_insert_with(|| vec![0xff; stride * element]);
             file[at * element..][..element].copy_from_slice(bytes);
         }
         for (name, bytes) in files {
@@ -299,7 +298,8 @@ fn states_of_the_optimizer_go_by_the_names_of_their_weights() {
         zarr
     });
     let both = ["--section", "model,optimizer", "--metrics", "max_abs_index"];
-    let run = compare_with(&homogeneous.path(), &numbered.path(), &["--section", "model,optimizer"]);
+    let run =
+        compare_with(&homogeneous.path(), &numbered.path(), &["--section", "model,optimizer"]);
     assert_all_equal(&run);
     let result = run.json();
     for state in ["", "optimizer.exp_avg.", "optimizer.fp32_param."] {

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::catalog::{Catalog, Problem, Section};
+use crate::dcp::DcpError;
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, LayoutError, RankCoord};
 use crate::torch::TorchError;
@@ -30,8 +31,7 @@ pub struct Format {
 }
 
 /// All formats.
-pub static FORMATS: &[Format] =
-    &[
+pub static FORMATS: &[Format] = &[
     megatron_torch::FORMAT,
     megatron_dist::torch_dist::FORMAT,
     megatron_dist::zarr::FORMAT,
@@ -121,6 +121,9 @@ pub enum OpenError {
         /// What is wrong with it.
         source: TorchError,
     },
+    /// The metadata of a distributed checkpoint cannot be read.
+    #[error(transparent)]
+    Dcp(#[from] DcpError),
     /// A file holds something else than was expected.
     #[error("{}: {what}", path.display())]
     Content {

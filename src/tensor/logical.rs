@@ -89,6 +89,20 @@ pub enum TensorError {
         /// Shape of the tensor.
         shape: Vec<u64>,
     },
+    /// A box lies outside the tensor.
+    #[error("the box at {:?} of sizes {:?} is not inside shape {shape:?}", extent.offsets, extent.sizes)]
+    BoxOutside {
+        /// The box.
+        extent: Extent,
+        /// Shape of the tensor.
+        shape: Vec<u64>,
+    },
+    /// A size or the element count is beyond what any tensor has.
+    #[error("shape {shape:?} is larger than any tensor")]
+    TooLarge {
+        /// The shape as stored.
+        shape: Vec<u64>,
+    },
     /// A dimension cannot be split evenly.
     #[error("dimension {dim} of shape {shape:?} is no multiple of {inner}")]
     NotDivisible {
@@ -124,17 +138,7 @@ impl LogicalTensor {
     pub fn from_stored(stored: &StoredTensor, name: impl Into<Arc<str>>) -> Self {
         let storage = stored.storage();
         let extent = Extent::whole(stored.shape());
-        let pieces = if extent.is_empty() {
-            Vec::new()
-        } else {
-            vec![Piece {
-                extent,
-                file: storage.file,
-                offset: storage.offset + stored.storage_offset() * stored.dtype().size(),
-                strides: stored.strides().to_vec(),
-                byte_order: stored.byte_order(),
-            }]
-        };
+        let pieces = if extent.is_empty() { Vec::new() } else { vec![Piece::of(extent, stored)] };
         Self {
             dtype: stored.dtype(),
             shape: stored.shape().to_vec(),
@@ -142,6 +146,54 @@ impl LogicalTensor {
             pieces,
             replicas: Vec::new(),
         }
+    }
+
+    /// The tensor of this shape whose parts lie in these boxes. A box may be missing, and two may overlap:
+    /// [`LogicalTensor::check_tiling`] tells. Boxes without elements are left out.
+    ///
+    /// # Errors
+    /// A box is not of the shape or dtype of what it holds, or reaches beyond the tensor; or there are too many.
+    pub fn from_boxes(
+        dtype: Dtype,
+        shape: Vec<u64>,
+        source: Source,
+        boxes: impl IntoIterator<Item = (Extent, StoredTensor)>,
+    ) -> Result<Self, TensorError> {
+        let fits = shape.len() <= LIMITS.rank && shape.iter().all(|&size| size <= LIMITS.dim);
+        if !fits || numel(&shape).is_none() {
+            return Err(TensorError::TooLarge { shape });
+        }
+        let mut tensor = Self { dtype, shape, source, pieces: Vec::new(), replicas: Vec::new() };
+        for (extent, stored) in boxes {
+            tensor.put(extent, &stored)?;
+        }
+        if let Some(first) = tensor.pieces.first() {
+            tensor.source.file = first.file;
+        }
+        tensor.check_piece_count()?;
+        Ok(tensor)
+    }
+
+    fn put(&mut self, extent: Extent, stored: &StoredTensor) -> Result<(), TensorError> {
+        if stored.dtype() != self.dtype {
+            return Err(TensorError::DtypesDisagree { first: self.dtype, second: stored.dtype() });
+        }
+        if extent.sizes != stored.shape() {
+            let (first, second) = (extent.sizes, stored.shape().to_vec());
+            return Err(TensorError::ShapesDisagree { first, second });
+        }
+        let ends = extent.offsets.iter().zip(&extent.sizes);
+        let ends = ends.map(|(offset, size)| offset.checked_add(*size)).collect::<Option<Vec<_>>>();
+        let is_inside = extent.offsets.len() == self.shape.len()
+            && extent.sizes.len() == self.shape.len()
+            && ends.is_some_and(|ends| ends.iter().zip(&self.shape).all(|(end, size)| end <= size));
+        if !is_inside {
+            return Err(TensorError::BoxOutside { extent, shape: self.shape.clone() });
+        }
+        if !extent.is_empty() {
+            self.pieces.push(Piece::of(extent, stored));
+        }
+        Ok(())
     }
 
     /// Joins parts along dimension `dim`, in order.
@@ -155,38 +207,6 @@ impl LogicalTensor {
         };
         for part in parts {
             whole.append(dim, part)?;
-        }
-        Ok(whole)
-    }
-
-    /// A tensor of parts that lie at these first indices in it. Whether they tile it is for [`Self::check_tiling`] to say.
-    ///
-    /// # Errors
-    /// A part has another dtype, reaches beyond the shape, or there are too many pieces.
-    pub fn from_parts(
-        dtype: Dtype,
-        shape: Vec<u64>,
-        source: Source,
-        parts: impl IntoIterator<Item = (Vec<u64>, Self)>,
-    ) -> Result<Self, TensorError> {
-        let mut whole = Self { dtype, shape, source, pieces: Vec::new(), replicas: Vec::new() };
-        if whole.shape.iter().any(|&size| size > LIMITS.dim) || numel(&whole.shape).is_none() {
-            return Err(TensorError::TooManyPieces);
-        }
-        for (at, part) in parts {
-            whole.same_dtype(&part)?;
-            let ends = at.iter().zip(&part.shape).map(|(at, size)| at.checked_add(*size));
-            let fits = at.len() == whole.shape.len()
-                && part.shape.len() == at.len()
-                && ends.zip(&whole.shape).all(|(end, size)| end.is_some_and(|end| end <= *size));
-            if !fits {
-                return Err(TensorError::ShapesDisagree { first: whole.shape, second: part.shape });
-            }
-            for mut piece in part.pieces {
-                piece.extent.offsets.iter_mut().zip(&at).for_each(|(offset, at)| *offset += at);
-                whole.pieces.push(piece);
-            }
-            whole.check_piece_count()?;
         }
         Ok(whole)
     }

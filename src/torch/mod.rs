@@ -29,7 +29,7 @@ pub use value::{Call, TooMany, Value, ValueId, Values};
 
 use self::pickle::PickleError;
 use self::rebuild::Storages;
-use crate::io::{FileSet, Region};
+use crate::io::{FileSet, Region, is_lfs_pointer};
 use crate::limits::LIMITS;
 use crate::tensor::{ByteOrder, StoredTensor};
 
@@ -211,7 +211,6 @@ fn head(files: &FileSet, region: Region) -> io::Result<Vec<u8>> {
 }
 
 fn recognise(head: &[u8]) -> Result<Container, TorchError> {
-    const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
     const TAR_AT: usize = 257;
     if head.is_empty() {
         Err(TorchError::Empty)
@@ -221,7 +220,7 @@ fn recognise(head: &[u8]) -> Result<Container, TorchError> {
         Ok(Container::Legacy)
     } else if head.iter().all(|&byte| byte == 0) {
         Err(TorchError::Zeros { len: head.len() })
-    } else if head.starts_with(LFS) {
+    } else if is_lfs_pointer(head) {
         Err(TorchError::LfsPointer)
     } else if head.get(TAR_AT..).is_some_and(|rest| rest.starts_with(b"ustar")) {
         Err(TorchError::Tar)

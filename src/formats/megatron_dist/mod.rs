@@ -149,27 +149,25 @@ enum Key<'k> {
     Optimizer(&'k str),
 }
 
-impl<'k> Key<'k> {
-    /// `[chained_<k>.]optimizer.state.<state>.<parameter>`, `[chained_<k>.]optimizer.distributed.<bucket>.<state>`, else a weight.
-    fn parse(key: &'k str) -> Self {
-        let unchained = key.strip_prefix("chained_").and_then(|rest| {
-            let (number, rest) = rest.split_once('.')?;
-            number.bytes().all(|byte| byte.is_ascii_digit()).then_some(rest)
-        });
-        let Some(of_optimizer) = unchained.unwrap_or(key).strip_prefix("optimizer.") else {
-            return Self::Weight(key);
-        };
-        if let Some((state, name)) =
-            of_optimizer.strip_prefix("state.").and_then(|rest| rest.split_once('.'))
-        {
-            return Self::State { state, name };
+/// `[chained_<k>.]optimizer.state.<state>.<parameter>`, `[chained_<k>.]optimizer.distributed.<bucket>.<state>`, else a weight.
+fn parse(key: &str) -> Key<'_> {
+    let unchained = key.strip_prefix("chained_").and_then(|rest| {
+        let (number, rest) = rest.split_once('.')?;
+        number.bytes().all(|byte| byte.is_ascii_digit()).then_some(rest)
+    });
+    let Some(of_optimizer) = unchained.unwrap_or(key).strip_prefix("optimizer.") else {
+        return Key::Weight(key);
+    };
+    if let Some((state, name)) =
+        of_optimizer.strip_prefix("state.").and_then(|rest| rest.split_once('.'))
+    {
+        return Key::State { state, name };
+    }
+    match of_optimizer.rsplit_once('.') {
+        Some((bucket, state)) if bucket.starts_with("distributed.") => {
+            Key::Bucket { state, bucket }
         }
-        match of_optimizer.rsplit_once('.') {
-            Some((bucket, state)) if bucket.starts_with("distributed.") => {
-                Self::Bucket { state, bucket }
-            }
-            _ => Self::Optimizer(of_optimizer),
-        }
+        _ => Key::Optimizer(of_optimizer),
     }
 }
 
@@ -312,7 +310,7 @@ mod tests {
             ),
             ("optimizer.other", Key::Optimizer("other")),
         ] {
-            assert_eq!(Key::parse(key), expected, "{key}");
+            assert_eq!(parse(key), expected, "{key}");
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::dcp::{Checkpoint, METADATA as DCP_METADATA, Metadata};
 use crate::io::FileSet;
 
 use super::super::{Format, Located, OpenError, OpenOptions};
-use super::{COMMON, Common, Found, Key, METADATA, backend, dcp, in_full, into_catalog};
+use super::{COMMON, Common, Found, Key, METADATA, backend, dcp, in_full, into_catalog, parse};
 
 /// `megatron-torch_dist`: `metadata.json` says `torch_dist`, or is missing where the rest is there.
 pub(in super::super) const FORMAT: Format = Format { name: "megatron-torch_dist", detect, read };
@@ -42,7 +42,7 @@ pub(super) fn read_with(
     options: &OpenOptions,
 ) -> Catalog {
     // All weights, also where only the optimizer is wanted: the shapes of its states are looked up there.
-    let wanted = |key: &str| match Key::parse(key) {
+    let wanted = |key: &str| match parse(key) {
         Key::Weight(_) => true,
         _ => options.wants(Section::Optimizer),
     };
@@ -58,7 +58,7 @@ pub(super) fn read_with(
             "no {METADATA}, which is written last: the save was interrupted, but all that {DCP_METADATA} lists can be read"
         ));
     }
-    into_catalog(found, FORMAT.name, located, options, Key::parse)
+    into_catalog(found, FORMAT.name, located, options, parse)
 }
 
 /// What the run says of itself, from a list with one dict in it; nothing where there is none.

@@ -7,7 +7,7 @@ use crate::io::FileSet;
 use crate::zarr::{self, HEADER};
 
 use super::super::{Format, Located, OpenError, OpenOptions};
-use super::{Common, Found, Key, MODELOPT, Stored, backend, into_catalog};
+use super::{Common, Found, MODELOPT, Stored, backend, into_catalog, parse};
 
 /// `megatron-zarr`: `metadata.json` says `zarr`.
 pub(in super::super) const FORMAT: Format = Format { name: "megatron-zarr", detect, read };
@@ -42,7 +42,7 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
         }
     }
     let found = Found { files, tensors, objects, common, problems, notes: Vec::new(), shards };
-    Ok(into_catalog(found, FORMAT.name, located, options, Key::parse))
+    Ok(into_catalog(found, FORMAT.name, located, options, parse))
 }
 
 /// The folders of tensors and objects, sorted. Those that end in `.sync` are locks with empty files in them.
