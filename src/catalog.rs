@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::io::FileSet;
 use crate::layout::Fact;
 use crate::names::{Name, printable};
-use crate::tensor::LogicalTensor;
+use crate::tensor::{LogicalTensor, Merge};
 
 /// What a checkpoint holds: logical tensors under canonical names, and what was noticed on the way.
 ///
@@ -155,6 +155,14 @@ impl Catalog {
                 self.tensors.insert(name, entry);
             }
             Err(error) => self.problems.push(Problem::of_tensor(name.as_str(), &error)),
+        }
+    }
+
+    /// Lets replicas make their value in this way; parts of a sum stay what they are.
+    pub fn merge_replicas(&mut self, merge: Merge) {
+        for entry in self.tensors.values_mut().filter(|entry| entry.tensor.merge().is_of_replicas())
+        {
+            entry.tensor.set_merge(merge);
         }
     }
 

@@ -39,9 +39,9 @@
 //! | [`formats`] | a path in, a catalog out; one file a format |
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
 //! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
-//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |
+//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; [`compare::survey`] of one side alone; [`compare::metrics`] |
 //! | [`verdict`] | statistics -> identical, equal, different or trouble -> exit code |
-//! | [`report`] | a finished comparison -> screen, JSON; a catalog -> inspection |
+//! | [`report`] | a finished comparison or check -> screen, JSON; a catalog -> inspection |
 //! | [`cli`], [`run`] | typed flags; the pipeline on one screen |
 //!
 //! Where to go for a change: a new format is a file and a row in [`formats`]; a new layout rule is a line in

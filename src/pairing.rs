@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use globset::GlobSet;
 
-use crate::catalog::{Catalog, Entry};
+use crate::catalog::{Catalog, Entry, Problem};
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
@@ -46,6 +46,13 @@ pub struct Selection {
 impl Selection {
     fn takes(&self, name: &str) -> bool {
         (self.include.is_empty() || self.include.is_match(name)) && !self.exclude.is_match(name)
+    }
+
+    /// Whether a problem is that of a tensor which is excluded by name. What `include` leaves out counts all the same:
+    /// the name that a problem tells need not be the one that the tensor would have had.
+    #[must_use]
+    pub fn leaves_out(&self, problem: &Problem) -> bool {
+        problem.tensor.as_ref().is_some_and(|name| self.exclude.is_match(name))
     }
 }
 

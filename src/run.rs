@@ -1,5 +1,7 @@
 //! The pipeline on one screen: open twice, pair, compare, judge, report.
 
+mod check;
+
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
@@ -22,6 +24,7 @@ use crate::verdict::{self, Verdict};
 pub fn run(cli: &Cli) -> Result<u8> {
     match &cli.command {
         Command::Compare(args) => run_compare(args, cli.style()),
+        Command::Check(args) => check::run(args, cli.style()),
         Command::Inspect(args) => run_inspect(args, cli.style()),
     }
 }
@@ -72,7 +75,10 @@ fn unless_closed(written: io::Result<()>) -> io::Result<()> {
 
 fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
     let (a, b) = rayon::join(|| open(0, &args.a, args), || open(1, &args.b, args));
-    let (a, b) = (a?, b?);
+    let (mut a, mut b) = (a?, b?);
+    for side in [&mut a, &mut b] {
+        side.problems.retain(|problem| !selection.leaves_out(problem));
+    }
     let pairing = pair(&a, &b, selection);
     let total = bytes_to_compare(&pairing.pairs);
     let tensors = progress::with_progress(total, !args.quiet, |done| {
@@ -95,7 +101,7 @@ fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool)
         only_here,
     };
     Ok(Report {
-        verdict: verdict::of_all(&tensors, unpaired, problems),
+        verdict: verdict::of_all(&tensors, unpaired, problems, args.allow_diverged),
         sides: [side(a, pairing.a_only), side(b, pairing.b_only)],
         tensors,
     })

@@ -1,6 +1,6 @@
 //! Statistics -> a verdict, and the exit code that says it. Pure.
 
-use crate::compare::{Outcome, TensorComparison};
+use crate::compare::{Outcome, ReplicaDifference, TensorComparison};
 
 /// What the comparison comes to, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,13 +43,31 @@ pub fn of_tensor(tensor: &TensorComparison) -> Verdict {
 
 /// What everything together comes to.
 ///
-/// `unpaired` counts the names on one side only, `problems` what could not be read before comparing.
+/// `unpaired` counts the names on one side only, `problems` what could not be read before comparing. Replicas that
+/// disagree are a difference unless that is allowed; parts of a sum are none.
 #[must_use]
-pub fn of_all(tensors: &[TensorComparison], unpaired: usize, problems: usize) -> Verdict {
+pub fn of_all(
+    tensors: &[TensorComparison],
+    unpaired: usize,
+    problems: usize,
+    allows_divergence: bool,
+) -> Verdict {
     let worst = tensors.iter().map(of_tensor).max();
     let Some(worst) = worst.filter(|_| problems == 0) else {
         return Verdict::Trouble;
     };
-    let has_diverged = tensors.iter().any(|tensor| !tensor.replicas.is_empty());
+    let mut replicas = tensors.iter().flat_map(|tensor| &tensor.replicas);
+    let has_diverged = !allows_divergence && replicas.any(ReplicaDifference::is_divergence);
     if unpaired > 0 || has_diverged { worst.max(Verdict::Different) } else { worst }
+}
+
+/// What a checkpoint held against itself comes to: `Identical` where it is sound.
+///
+/// `leftovers` counts what belongs to nothing, `problems` what could not be read before checking.
+#[must_use]
+pub fn of_check(tensors: &[TensorComparison], leftovers: usize, problems: usize) -> Verdict {
+    match of_all(tensors, leftovers, problems, false) {
+        Verdict::Equal => Verdict::Identical,
+        verdict => verdict,
+    }
 }

@@ -217,7 +217,7 @@ fn check(
             assert_eq!(seen, expected, "{target:?}");
         }
     }
-    assert_eq!(verdict::of_all(std::slice::from_ref(found), 0, 0), Verdict::Different);
+    assert_eq!(verdict::of_all(std::slice::from_ref(found), 0, 0, false), Verdict::Different);
 }
 
 /// A copy of a checkpoint to be changed, beside one that is not.

@@ -26,7 +26,7 @@ const MODULES: &[(&str, &str)] = &[
     ("compare", "dtype extent limits io tensor names pairing kernel"),
     ("verdict", "kernel compare"),
     ("report", "dtype extent tensor names layout catalog pairing kernel compare verdict"),
-    ("cli", "layout catalog formats compare report"),
+    ("cli", "tensor layout catalog formats compare report"),
     ("run", "catalog formats pairing compare verdict report cli complain"),
 ];
 

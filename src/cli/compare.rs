@@ -49,6 +49,9 @@ pub struct CompareArgs {
     /// Print nothing but errors
     #[arg(short, long)]
     pub quiet: bool,
+    /// Report replicas of one checkpoint that disagree, but do not count them as a difference
+    #[arg(long)]
+    pub allow_diverged: bool,
     /// Exit with 0 where there are differences; trouble is still 2
     #[arg(long)]
     pub exit_zero: bool,

@@ -1,5 +1,6 @@
 //! The command line: typed flags, no I/O. One file a subcommand.
 
+mod check;
 mod compare;
 mod inspect;
 
@@ -14,7 +15,9 @@ use crate::formats::{FORMATS, OpenOptions};
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, parse_fact};
 use crate::report::Style;
+use crate::tensor::Merge;
 
+pub use check::CheckArgs;
 pub use compare::CompareArgs;
 pub use inspect::InspectArgs;
 
@@ -43,6 +46,8 @@ Exit codes:
 pub enum Command {
     /// Compare two checkpoints
     Compare(CompareArgs),
+    /// Check one checkpoint against itself: copies that disagree, NaN and Inf, parts that are missing or unread
+    Check(CheckArgs),
     /// Show what is in a checkpoint, without reading its values
     Inspect(InspectArgs),
 }
@@ -78,6 +83,10 @@ pub struct InputArgs {
     /// Add a sharding rule for names that end so: replicated, column, row, gated or vocab
     #[arg(long = "rule", value_name = "NAME=HOW", help_heading = "Input")]
     rules: Vec<UserRule>,
+    /// What counts where replicas disagree: the first one or their mean; by default the mean for GPT-NeoX norms (as its
+    /// own conversion has it), else the first
+    #[arg(long, value_name = "HOW", help_heading = "Input", value_parser = replicas)]
+    replicas: Option<Merge>,
 }
 
 impl InputArgs {
@@ -96,6 +105,7 @@ impl InputArgs {
             format: self.format.clone(),
             facts: facts.map(|fact| (fact.name.clone(), fact.value.clone())).collect(),
             rules: self.rules.clone(),
+            replicas: self.replicas,
         }
     }
 }
@@ -104,6 +114,14 @@ fn section(text: &str) -> Result<Section, String> {
     let all = Section::ALL.map(Section::name).join(", ");
     let found = Section::ALL.into_iter().find(|section| section.name() == text);
     found.ok_or_else(|| format!("no section is called {text}: there are {all}"))
+}
+
+fn replicas(text: &str) -> Result<Merge, &'static str> {
+    match text {
+        "first" => Ok(Merge::First),
+        "mean" => Ok(Merge::Mean),
+        _ => Err("neither first nor mean"),
+    }
 }
 
 fn format_names() -> PossibleValuesParser {

@@ -2,15 +2,19 @@
 //!
 //! A unit of work is a few consecutive blocks of one pair. Both sides are gathered into dense buffers that
 //! each thread keeps, every further copy is laid over the first one and compared with it bit by bit, and the
-//! kernel sees block after block. The blocks' statistics are folded in block order, so the result has the
+//! kernel sees block after block. Where copies differ and their [`Merge`] makes a value of them all, the block that the
+//! kernel sees is that value in `f64`. The blocks' statistics are folded in block order, so the result has the
 //! same bits for any number of threads and any layout of either side. Memory: threads x a few blocks.
 
+mod copies;
 mod gather;
 pub mod metrics;
+mod survey;
 #[cfg(test)]
 mod tests;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,12 +24,15 @@ use rayon::prelude::*;
 use crate::dtype::Dtype;
 use crate::extent::Extent;
 use crate::io::{FileId, FileSet};
-use crate::kernel::{BLOCK, ExactSums, Side, Stats, compare_block};
+use crate::kernel::{BLOCK, ExactSums, Side, Stats, compare_block, widened};
 use crate::names::Name;
 use crate::pairing::Pair;
-use crate::tensor::{LogicalTensor, Piece};
+use crate::tensor::{LogicalTensor, Merge, Piece};
 
+use copies::{Copies, Failure, Work};
 use gather::{Element, gather};
+
+pub use survey::{bytes_to_survey, survey};
 
 /// Bytes of one side of a unit of work, or a block where that is more: both sides stay in a core's second cache.
 const UNIT_BYTES: u64 = 512 << 10;
@@ -47,11 +54,12 @@ pub struct TensorComparison {
     pub shapes: [Vec<u64>; 2],
     /// What came of it.
     pub outcome: Outcome,
-    /// The element with the largest difference, or else the first one that differs.
+    /// The element with the largest difference, or else the first one that differs; in a survey the first one that is
+    /// not finite.
     pub example: Option<Example>,
     /// `1 - cos` from exact sums, where the statistics do not tell it well enough and it was asked for.
     pub one_minus_cos: Option<f64>,
-    /// Copies that are not bit by bit the first one.
+    /// Copies that are not bit by bit the first one, parts of a sum included.
     pub replicas: Vec<ReplicaDifference>,
     /// Vocabulary rows beyond those compared, on each side.
     pub rows_left_out: [u64; 2],
@@ -101,14 +109,28 @@ pub struct ReplicaDifference {
     pub copy: String,
     /// The name under which this copy is stored.
     pub stored_name: String,
-    /// The statistics of the blocks in which they differ, first copy against this one.
+    /// How the copies make the value that is compared.
+    pub merge: Merge,
+    /// The statistics of all that this copy holds, the first copy against this one.
     pub stats: Stats,
+}
+
+impl ReplicaDifference {
+    /// Whether the copies should be the same; parts of a sum need not.
+    #[must_use]
+    pub fn is_divergence(&self) -> bool {
+        self.merge.is_of_replicas()
+    }
 }
 
 /// A pair as it is compared: what each side reads from.
 struct Job<'a> {
     pair: &'a Pair,
+    /// The second side is the first one: it is not read again.
+    is_survey: bool,
     elements: [Element; 2],
+    /// How the copies of each side make its value, now that it is known.
+    merges: [Merge; 2],
     /// Blocks of each of its units.
     unit_blocks: u64,
     /// Each side is read in multiples of so many elements: whole rows where they lie across the file.
@@ -124,8 +146,8 @@ struct Unit {
 #[derive(Default)]
 struct UnitResult {
     blocks: Vec<Stats>,
-    /// By side and number of the replica.
-    replicas: Vec<(usize, usize, Stats)>,
+    /// Copies that differ from the first one: side and number of the replica.
+    replicas: BTreeSet<(usize, usize)>,
     error: Option<ReadError>,
 }
 
@@ -135,6 +157,11 @@ struct Buffers {
     sides: [Vec<u8>; 2],
     copy: Vec<u8>,
     scratch: Vec<u8>,
+    /// Whether a block of each side is to be made of all copies.
+    is_merged: [Vec<bool>; 2],
+    /// Such a block of each side.
+    merged: [Vec<u8>; 2],
+    work: Work,
 }
 
 thread_local! {
@@ -152,7 +179,16 @@ pub fn compare(
     tells_small_angles: bool,
     done: &AtomicU64,
 ) -> Vec<TensorComparison> {
-    let jobs: Vec<Job<'_>> = pairs.iter().map(Job::new).collect();
+    let jobs: Vec<Job<'_>> = pairs.iter().map(|pair| Job::new(pair, files)).collect();
+    run_all(&jobs, files, tells_small_angles, done)
+}
+
+fn run_all(
+    jobs: &[Job<'_>],
+    files: [&FileSet; 2],
+    tells_small_angles: bool,
+    done: &AtomicU64,
+) -> Vec<TensorComparison> {
     let mut results: Vec<Folded> = jobs.iter().map(|_| Folded::default()).collect();
     let mut units = jobs.iter().enumerate().flat_map(|(index, job)| job.units(index));
     loop {
@@ -174,7 +210,8 @@ pub fn compare(
                 Err(error) => folded.error = Some(error),
             }
         }
-        job.comparison(folded, files)
+        let replicas = job.replica_differences(&mut folded, files);
+        job.comparison(folded, replicas, files)
     };
     jobs.iter().zip(results).enumerate().map(finish).collect()
 }
@@ -202,7 +239,7 @@ impl Pair {
 #[derive(Default)]
 struct Folded {
     stats: Stats,
-    replicas: Vec<(usize, usize, Stats)>,
+    replicas: BTreeSet<(usize, usize)>,
     /// From exact sums, where those of `stats` do not tell it.
     one_minus_cos: Option<f64>,
     error: Option<ReadError>,
@@ -212,13 +249,7 @@ impl Folded {
     /// Units come in block order.
     fn fold(&mut self, unit: UnitResult) {
         unit.blocks.iter().for_each(|block| self.stats.merge(block));
-        for (side, number, stats) in unit.replicas {
-            let known = self.replicas.iter_mut().find(|known| (known.0, known.1) == (side, number));
-            match known {
-                Some((_, _, sum)) => sum.merge(&stats),
-                None => self.replicas.push((side, number, stats)),
-            }
-        }
+        self.replicas.extend(unit.replicas);
         if self.error.is_none() {
             self.error = unit.error;
         }
@@ -226,12 +257,14 @@ impl Folded {
 }
 
 impl<'a> Job<'a> {
-    fn new(pair: &'a Pair) -> Self {
+    fn new(pair: &'a Pair, files: [&FileSet; 2]) -> Self {
         let is_transposed = pair.sides.each_ref().map(is_transposed);
         let row = pair.sides[0].shape().last().copied().unwrap_or(1).max(1);
         Self {
             pair,
+            is_survey: false,
             elements: pair.sides.each_ref().map(|side| Element::of(side.dtype())),
+            merges: [0, 1].map(|side| settled(&pair.sides[side], files[side])),
             unit_blocks: if is_transposed.contains(&true) {
                 TRANSPOSED_UNIT_BLOCKS
             } else {
@@ -250,29 +283,64 @@ impl<'a> Job<'a> {
     }
 
     fn run(&self, unit: Unit, files: [&FileSet; 2], done: &AtomicU64) -> UnitResult {
+        let mut result = UnitResult::default();
+        let mut blocks = Vec::new();
+        let read = self.each_block(unit, files, &mut result, |a, b, first| {
+            blocks.push(compare_block(a, b, first));
+        });
+        match read {
+            Ok(()) => {
+                let (_, count) = self.range(unit);
+                let sizes = self.pair.sides.each_ref().map(|side| side.dtype().size());
+                let size = if self.is_survey { sizes[0] } else { sizes[0] + sizes[1] };
+                done.fetch_add(count * size, Ordering::Relaxed);
+                result.blocks = blocks;
+            }
+            Err(error) => result.error = Some(error),
+        }
+        result
+    }
+
+    /// Reads both sides of a unit and hands them on, block by block, with the index of the first element.
+    fn each_block(
+        &self,
+        unit: Unit,
+        files: [&FileSet; 2],
+        result: &mut UnitResult,
+        mut each: impl FnMut(Side<'_>, Side<'_>, u64),
+    ) -> Result<(), ReadError> {
         BUFFERS.with_borrow_mut(|buffers| {
-            let mut result = UnitResult::default();
             let (start, count) = self.range(unit);
             let mut windows = [0..0, 0..0];
-            for (side, window) in windows.iter_mut().enumerate() {
-                match self.read_side(side, start, count, files, buffers, &mut result) {
-                    Ok(read) => *window = read,
-                    Err(error) => {
-                        result.error = Some(error);
-                        return result;
+            let read = if self.is_survey { 1 } else { 2 };
+            for (side, window) in windows.iter_mut().enumerate().take(read) {
+                *window = self.read_side(side, start, count, files, buffers, result)?;
+            }
+            let Buffers { sides, is_merged, merged, work, .. } = buffers;
+            let [window_a, window_b] = windows;
+            let a = &sides[0][window_a];
+            let b = if self.is_survey { a } else { &sides[1][window_b] };
+            let blocks =
+                block_bytes(a, self.elements[0].size).zip(block_bytes(b, self.elements[1].size));
+            // A survey looks at what is stored, not at what copies make together.
+            let is_merged = |side: usize, block: usize| !self.is_survey && is_merged[side][block];
+            for (block, (bytes, first)) in blocks.zip((start..).step_by(BLOCK)).enumerate() {
+                let bytes: [&[u8]; 2] = bytes.into();
+                for side in 0..2 {
+                    if is_merged(side, block) {
+                        let elements = bytes[side].len() / self.elements[side].size;
+                        Copies { tensor: &self.pair.sides[side], files: files[side] }
+                            .merged(self.merges[side], first, elements, &mut merged[side], work)
+                            .map_err(|failure| read_error(side, files[side], &failure))?;
                     }
                 }
+                let [a, b] = [0, 1].map(|side| match is_merged(side, block) {
+                    true => self.merged_side(side, &merged[side]),
+                    false => self.side(side, bytes[side]),
+                });
+                each(a, b, first);
             }
-            let [window_a, window_b] = windows;
-            let (a, b) = (&buffers.sides[0][window_a], &buffers.sides[1][window_b]);
-            let blocks = block_bytes(a, self.elements[0].size)
-                .zip(block_bytes(b, self.elements[1].size))
-                .zip((start..).step_by(BLOCK));
-            for ((a, b), first) in blocks {
-                result.blocks.push(compare_block(self.side(0, a), self.side(1, b), first));
-            }
-            done.fetch_add((a.len() + b.len()) as u64, Ordering::Relaxed);
-            result
+            Ok(())
         })
     }
 
@@ -280,20 +348,20 @@ impl<'a> Job<'a> {
         Side { dtype: self.pair.sides[side].dtype(), bytes }
     }
 
+    /// A block that was made of all copies.
+    fn merged_side<'b>(&self, side: usize, bytes: &'b [u8]) -> Side<'b> {
+        Side { dtype: widened(self.pair.sides[side].dtype()).0, bytes }
+    }
+
     /// Reads the pair once more for its exact sums, which do not depend on the order of units.
     fn exact_sums(&self, index: usize, files: [&FileSet; 2]) -> Result<ExactSums, ReadError> {
         let units: Vec<Unit> = self.units(index).collect();
         let run = |unit: &Unit| {
-            BUFFERS.with_borrow_mut(|buffers| {
-                let mut ignored = UnitResult::default();
-                let (start, count) = self.range(*unit);
-                let [a, b] = [0, 1]
-                    .map(|side| self.read_side(side, start, count, files, buffers, &mut ignored));
-                let (a, b) = (&buffers.sides[0][a?], &buffers.sides[1][b?]);
-                let mut sums = ExactSums::default();
-                sums.add_block(self.side(0, a), self.side(1, b));
-                Ok(sums)
-            })
+            let mut sums = ExactSums::default();
+            self.each_block(*unit, files, &mut UnitResult::default(), |a, b, _| {
+                sums.add_block(a, b);
+            })?;
+            Ok(sums)
         };
         units.par_iter().map(run).try_reduce(ExactSums::default, |mut sums, more| {
             sums.merge(&more);
@@ -325,17 +393,16 @@ impl<'a> Job<'a> {
             usize::try_from(elements).unwrap_or(usize::MAX).saturating_mul(element.size)
         };
         let window = bytes(start - first_read)..bytes(start - first_read + count);
-        let Buffers { sides, copy, scratch } = buffers;
+        let Buffers { sides, copy, scratch, is_merged, .. } = buffers;
+        let is_merged = &mut is_merged[side];
+        is_merged.clear();
+        let is_sum = self.merges[side] == Merge::Sum && !tensor.replicas().is_empty();
+        is_merged.resize(self.unit_block_count(count), is_sum);
         let first = &mut sides[side];
         first.resize(bytes(end_read - first_read), 0);
         let mut fill = |pieces: &[Piece], out: &mut [u8]| {
-            gather(files[side], tensor.shape(), pieces, element, first_read, out, scratch).map_err(
-                |(file, error)| ReadError {
-                    side,
-                    file: files[side].path(file).to_path_buf(),
-                    message: error.to_string(),
-                },
-            )
+            gather(files[side], tensor.shape(), pieces, element, first_read, out, scratch)
+                .map_err(|failure| read_error(side, files[side], &failure))
         };
         fill(tensor.pieces(), first)?;
         for (number, replica) in tensor.replicas().iter().enumerate() {
@@ -346,18 +413,55 @@ impl<'a> Job<'a> {
             if copy == first {
                 continue;
             }
-            let blocks = block_bytes(first, element.size).zip(block_bytes(copy, element.size));
-            for ((first, copy), at) in blocks.zip((start..).step_by(BLOCK)) {
-                if first != copy {
-                    let stats = compare_block(self.side(side, first), self.side(side, copy), at);
-                    result.replicas.push((side, number, stats));
+            result.replicas.insert((side, number));
+            if self.merges[side] == Merge::Mean {
+                let blocks = block_bytes(first, element.size).zip(block_bytes(copy, element.size));
+                for ((first, copy), is_merged) in blocks.zip(is_merged.iter_mut()) {
+                    *is_merged |= first != copy;
                 }
             }
         }
         Ok(window)
     }
 
-    fn comparison(&self, folded: Folded, files: [&FileSet; 2]) -> TensorComparison {
+    fn unit_block_count(&self, elements: u64) -> usize {
+        usize::try_from(elements.div_ceil(BLOCK as u64)).unwrap_or(usize::MAX)
+    }
+
+    /// By how much the copies that were found to differ do so. One that cannot be read again makes the pair unreadable.
+    fn replica_differences(
+        &self,
+        folded: &mut Folded,
+        files: [&FileSet; 2],
+    ) -> Vec<ReplicaDifference> {
+        let mut differences = Vec::new();
+        for (side, number) in std::mem::take(&mut folded.replicas) {
+            let tensor = &self.pair.sides[side];
+            match (Copies { tensor, files: files[side] }).difference(number) {
+                Ok(stats) => {
+                    let replica = &tensor.replicas()[number];
+                    let first = first_copy(tensor, stats.first_differing());
+                    differences.push(ReplicaDifference {
+                        side,
+                        first: shard_label(first, files[side]),
+                        copy: shard_label(replica.source.file, files[side]),
+                        stored_name: replica.source.name.to_string(),
+                        merge: tensor.merge(),
+                        stats,
+                    });
+                }
+                Err(failure) => folded.error = Some(read_error(side, files[side], &failure)),
+            }
+        }
+        differences
+    }
+
+    fn comparison(
+        &self,
+        folded: Folded,
+        replicas: Vec<ReplicaDifference>,
+        files: [&FileSet; 2],
+    ) -> TensorComparison {
         let pair = self.pair;
         let shapes = pair.sides.each_ref().map(|side| side.shape().to_vec());
         let stats = &folded.stats;
@@ -368,29 +472,22 @@ impl<'a> Job<'a> {
         };
         let example = match outcome {
             Outcome::Compared(_) => {
-                let at = stats.max_abs_index().or(stats.first_differing());
+                let at = match self.is_survey {
+                    true if stats.is_finite() => None,
+                    true => self.first_not_finite(files),
+                    false => stats.max_abs_index().or(stats.first_differing()),
+                };
                 at.and_then(|at| self.example(at, files))
             }
             _ => None,
         };
-        let replicas = folded.replicas.into_iter().map(|(side, number, stats)| {
-            let replica = &pair.sides[side].replicas()[number];
-            let first = first_copy(&pair.sides[side], stats.first_differing());
-            ReplicaDifference {
-                side,
-                first: shard_label(first, files[side]),
-                copy: shard_label(replica.source.file, files[side]),
-                stored_name: replica.source.name.to_string(),
-                stats,
-            }
-        });
         TensorComparison {
             name: pair.name.clone(),
             dtypes: pair.sides.each_ref().map(LogicalTensor::dtype),
             shapes,
             example,
             one_minus_cos: folded.one_minus_cos,
-            replicas: replicas.collect(),
+            replicas,
             outcome,
             rows_left_out: pair.rows_left_out,
             tied_side: pair.tied_side,
@@ -403,15 +500,32 @@ impl<'a> Job<'a> {
         let index = unflattened(at, shape);
         let read = |side: usize| {
             let tensor = &self.pair.sides[side];
-            let element = self.elements[side];
-            let mut bytes = vec![0; element.size];
-            let mut scratch = Vec::new();
-            let pieces = tensor.pieces();
-            gather(files[side], shape, pieces, element, at, &mut bytes, &mut scratch).ok()?;
-            Some(self.side(side, &bytes).element_text())
+            let copies = Copies { tensor, files: files[side] };
+            let (mut bytes, mut work) = (Vec::new(), Work::default());
+            let is_merged = copies.merged(self.merges[side], at, 1, &mut bytes, &mut work).ok()?;
+            Some(match is_merged {
+                true => self.merged_side(side, &bytes).element_text(),
+                false => self.side(side, work.first()).element_text(),
+            })
         };
         Some(Example { index, values: [read(0)?, read(1)?] })
     }
+}
+
+/// How the copies of a tensor make its value, once they have been looked at where nobody says. Where they cannot be read,
+/// the comparison will find that too.
+fn settled(tensor: &LogicalTensor, files: &FileSet) -> Merge {
+    match tensor.merge() {
+        Merge::SumIfDifferent => match (Copies { tensor, files }).differ() {
+            Ok(false) => Merge::First,
+            Ok(true) | Err(_) => Merge::Sum,
+        },
+        merge => merge,
+    }
+}
+
+fn read_error(side: usize, files: &FileSet, (file, error): &Failure) -> ReadError {
+    ReadError { side, file: files.path(*file).to_path_buf(), message: error.to_string() }
 }
 
 /// Whether some piece has its rows across the file, so that a row is many short reads and a band of rows fewer long ones.

@@ -1,5 +1,6 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod leftovers;
 mod locate;
 mod megatron_dist;
 mod megatron_torch;
@@ -16,8 +17,10 @@ use crate::catalog::{Catalog, Problem, Section};
 use crate::dcp::DcpError;
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, LayoutError, RankCoord};
+use crate::tensor::Merge;
 use crate::torch::TorchError;
 
+pub use leftovers::leftovers;
 pub use locate::{Located, locate};
 
 /// A way in which checkpoints lie on disk.
@@ -50,13 +53,15 @@ pub struct OpenOptions {
     pub facts: Vec<(String, Fact)>,
     /// Sharding rules that win over the table.
     pub rules: Vec<UserRule>,
+    /// What counts where replicas disagree, instead of what the format's own software does.
+    pub replicas: Option<Merge>,
 }
 
 impl Default for OpenOptions {
     /// The model, as it is detected.
     fn default() -> Self {
         let sections = vec![Section::Model];
-        Self { sections, format: None, facts: Vec::new(), rules: Vec::new() }
+        Self { sections, format: None, facts: Vec::new(), rules: Vec::new(), replicas: None }
     }
 }
 
@@ -214,6 +219,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Catalog, OpenError> {
     catalog.origin.path = path.to_path_buf();
     catalog.origin.resolved = located.path;
     catalog.notes.splice(0..0, located.notes);
+    if let Some(merge) = options.replicas {
+        catalog.merge_replicas(merge);
+    }
     if catalog.tensors.is_empty() && catalog.problems.is_empty() {
         let message = "no tensor in this checkpoint".to_owned();
         catalog.problems.push(Problem { file: Some(path.to_path_buf()), tensor: None, message });

@@ -97,6 +97,11 @@ impl FileSet {
         &self.entry(file).path
     }
 
+    /// All of them, in the order in which they were added.
+    pub fn ids(&self) -> impl Iterator<Item = FileId> + use<> {
+        (0..=u32::MAX).take(self.entries.len()).map(FileId)
+    }
+
     /// All the bytes of a file.
     #[must_use]
     pub fn whole(&self, file: FileId) -> Region {

@@ -23,7 +23,7 @@ pub(super) fn decode_chunk(dtype: Dtype, bytes: &[u8], chunk: &mut Chunk) {
 }
 
 /// Decodes as many real numbers as `out` has room for; `bytes` holds exactly those.
-fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f64]) {
+pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f64]) {
     match dtype {
         Dtype::Float64 | Dtype::Complex128 => each(bytes, out, f64::from_le_bytes),
         Dtype::Float32 | Dtype::Complex64 => each(bytes, out, |x| f64::from(f32::from_le_bytes(x))),

@@ -50,6 +50,27 @@ impl<'a> Side<'a> {
         decode::element_text(self.dtype, self.bytes)
     }
 
+    /// The elements as `f64`, two numbers for a complex one; `out` has room for exactly those.
+    pub fn widen(self, out: &mut [f64]) {
+        decode::decode(self.dtype, self.bytes, out);
+    }
+
+    /// Position of the first element that is NaN or infinite.
+    #[must_use]
+    pub fn first_not_finite(self) -> Option<u64> {
+        const STEP: usize = 512;
+        let numbers = decode::reals_per_element(self.dtype);
+        let mut values = [0.0; STEP];
+        for (part, first) in self.chunks(STEP / numbers).zip((0..).step_by(STEP / numbers)) {
+            let values = &mut values[..part.len() / size(self.dtype) * numbers];
+            decode::decode(self.dtype, part, values);
+            if let Some(position) = values.iter().position(|value| !value.is_finite()) {
+                return Some(first + (position / numbers) as u64);
+            }
+        }
+        None
+    }
+
     fn count(self) -> u64 {
         (self.bytes.len() / size(self.dtype)) as u64
     }
@@ -61,6 +82,15 @@ impl<'a> Side<'a> {
     /// The bytes of `elements` elements at a time.
     fn chunks(self, elements: usize) -> std::slice::Chunks<'a, u8> {
         self.bytes.chunks(elements * size(self.dtype))
+    }
+}
+
+/// The dtype of the same elements with every number an `f64`, and how many numbers an element is.
+#[must_use]
+pub fn widened(dtype: Dtype) -> (Dtype, usize) {
+    match decode::reals_per_element(dtype) {
+        1 => (Dtype::Float64, 1),
+        numbers => (Dtype::Complex128, numbers),
     }
 }
 

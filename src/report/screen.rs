@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use crate::compare::{Outcome, TensorComparison};
 use crate::kernel::Stats;
 use crate::names::{Name, printable};
+use crate::tensor::Merge;
 use crate::verdict::{self, Verdict};
 
 use super::catalog::WIDEST;
@@ -161,6 +162,7 @@ fn write_replicas(report: &Report, style: Style, out: &mut dyn Write) -> io::Res
         .tensors
         .iter()
         .flat_map(|tensor| tensor.replicas.iter().map(move |replica| (tensor, replica)))
+        .filter(|(_, replica)| replica.is_divergence())
         .collect();
     if diverged.is_empty() {
         return Ok(());
@@ -169,9 +171,15 @@ fn write_replicas(report: &Report, style: Style, out: &mut dyn Write) -> io::Res
     writeln!(out, "\n{}", style.heading(&title))?;
     for (tensor, replica) in diverged.iter().take(ROWS) {
         let side = SIDES[replica.side];
-        let largest = scientific(replica.stats.max_abs());
+        let stats = &replica.stats;
+        let largest = scientific(stats.max_abs());
         let (first, copy) = (printable(&replica.first), printable(&replica.copy));
+        let used = if replica.merge == Merge::Mean { "their mean" } else { "the first" };
         writeln!(out, "{side}: {}: {copy} differs from {first} by up to {largest}", tensor.name)?;
+        let (l2, differing) = (scientific(stats.l2()), grouped(stats.differing()));
+        let cos = stats.cos().map_or_else(|| "-".to_owned(), |cos| cos.to_string());
+        let line = format!("l2 {l2}, cos {cos}, {differing} differing; compared: {used}");
+        writeln!(out, "   {}", style.faint(&line))?;
         if !replica.stored_name.ends_with(tensor.name.as_str()) && first == copy {
             writeln!(out, "   stored as {}", printable(&replica.stored_name))?;
         }
@@ -224,6 +232,19 @@ fn write_remarks(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             remarks.push(format!(
                 "{}: tied to the word embeddings in {}, a tensor of its own on the other side",
                 tensor.name, SIDES[side]
+            ));
+        }
+    }
+    for (side, name) in SIDES.iter().enumerate() {
+        let is_summed = |tensor: &&TensorComparison| {
+            tensor.replicas.iter().any(|copy| copy.side == side && !copy.is_divergence())
+        };
+        let mut summed = report.tensors.iter().filter(is_summed);
+        if let Some(first) = summed.next() {
+            let count = counted(1 + summed.count(), "tensor");
+            remarks.push(format!(
+                "{name}: {count} summed over the ranks, each of which holds a part of it; the first is {}",
+                first.name
             ));
         }
     }
@@ -293,7 +314,8 @@ fn differences(report: &Report, different: usize) -> String {
     if unpaired > 0 {
         parts.push(format!("{} on one side only", grouped(unpaired as u64)));
     }
-    let diverged: usize = report.tensors.iter().map(|tensor| tensor.replicas.len()).sum();
+    let replicas = report.tensors.iter().flat_map(|tensor| &tensor.replicas);
+    let diverged = replicas.filter(|replica| replica.is_divergence()).count();
     if diverged > 0 {
         let verb = if diverged == 1 { "disagrees" } else { "disagree" };
         parts.push(format!("{} {verb} with the first copy", counted(diverged, "replica")));

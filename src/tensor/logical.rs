@@ -37,6 +37,29 @@ pub struct LogicalTensor {
     source: Source,
     pieces: Vec<Piece>,
     replicas: Vec<Replica>,
+    merge: Merge,
+}
+
+/// How the copies of a tensor make its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Merge {
+    /// They should be the same; the first one counts.
+    #[default]
+    First,
+    /// They should be the same; where they are not, their mean counts.
+    Mean,
+    /// They are parts of a sum, and the sum counts: the biases of row-parallel layers whose outputs are added up.
+    Sum,
+    /// Nobody says which: a sum if they differ anywhere, one and the same value if not.
+    SumIfDifferent,
+}
+
+impl Merge {
+    /// Whether copies that differ are at odds, rather than parts of a sum.
+    #[must_use]
+    pub fn is_of_replicas(self) -> bool {
+        matches!(self, Self::First | Self::Mean)
+    }
 }
 
 /// Where a copy comes from.
@@ -145,6 +168,7 @@ impl LogicalTensor {
             source: Source { file: storage.file, name: name.into() },
             pieces,
             replicas: Vec::new(),
+            merge: Merge::First,
         }
     }
 
@@ -163,7 +187,9 @@ impl LogicalTensor {
         if !fits || numel(&shape).is_none() {
             return Err(TensorError::TooLarge { shape });
         }
-        let mut tensor = Self { dtype, shape, source, pieces: Vec::new(), replicas: Vec::new() };
+        let merge = Merge::default();
+        let mut tensor =
+            Self { dtype, shape, source, pieces: Vec::new(), replicas: Vec::new(), merge };
         for (extent, stored) in boxes {
             tensor.put(extent, &stored)?;
         }
@@ -194,6 +220,11 @@ impl LogicalTensor {
             self.pieces.push(Piece::of(extent, stored));
         }
         Ok(())
+    }
+
+    /// Lets the copies make its value in this way.
+    pub fn set_merge(&mut self, merge: Merge) {
+        self.merge = merge;
     }
 
     /// Joins parts along dimension `dim`, in order.
@@ -437,6 +468,7 @@ impl LogicalTensor {
             shape: self.shape.clone(),
             source: self.source.clone(),
             dtype: self.dtype,
+            merge: self.merge,
         }
     }
 
@@ -515,6 +547,12 @@ impl LogicalTensor {
     #[must_use]
     pub fn replicas(&self) -> &[Replica] {
         &self.replicas
+    }
+
+    /// How the copies make its value.
+    #[must_use]
+    pub fn merge(&self) -> Merge {
+        self.merge
     }
 
     /// Other boxes than an operation would make.

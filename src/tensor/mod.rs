@@ -9,6 +9,6 @@ pub(crate) mod testing;
 mod tests;
 mod view;
 
-pub use logical::{LogicalTensor, Replica, Source, TensorError};
+pub use logical::{LogicalTensor, Merge, Replica, Source, TensorError};
 pub use stored::{ByteOrder, StoredError, StoredTensor};
 pub use view::Piece;

@@ -22,7 +22,7 @@ use std::io;
 
 use thiserror::Error;
 
-pub use archive::{Archive, ArchiveError, Entry};
+pub use archive::{Archive, ArchiveError, Entry, bytes_behind};
 pub use legacy::LegacyError;
 pub use rebuild::RebuildError;
 pub use value::{Call, TooMany, Value, ValueId, Values};
