@@ -13,7 +13,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{assert_all_equal, compare, compare_with, differing, gather, inspect, layout, sizes};
+use common::{
+    Copied, assert_all_equal, compare, compare_with, differing, fixture, gather, inspect, layout,
+    sizes,
+};
 use tempfile::TempDir;
 
 /// A tensor as a checkpoint stores it.
@@ -354,4 +357,137 @@ fn a_compressed_array_is_refused_by_name() {
         .unwrap();
     let run = compare(&zarr.path(), &source);
     run.refuses(&["output_layer.weight", r#"its compressor is {"id":"zlib"}"#]);
+}
+
+/// A checkpoint that Megatron-Core or torch itself wrote; see `fixtures/README.md`.
+fn real(path: &str) -> PathBuf {
+    fixture("torch_dist").join(path)
+}
+
+#[test]
+fn what_megatron_core_writes_equals_the_rank_folders_of_the_same_weights() {
+    let written = ["gpt-small/tp2pp2", "gpt-small/tp1-singleton", "gpt-small/fsdp"].map(real);
+    let folders = ["gpt-small/tp1", "gpt-small/tp2"].map(layout);
+    for a in &written {
+        for b in folders.iter().chain(&written) {
+            assert_all_equal(&compare(a, b));
+            assert_all_equal(&compare(b, a));
+        }
+    }
+}
+
+#[test]
+fn an_element_that_one_rank_wrote_is_found_and_named() {
+    let changed = Copied::of(&real("gpt-small/tp2pp2"));
+    let name = "decoder.layers.1.mlp.linear_fc1.weight";
+    common::flip(&changed.path(), name, &[20, 5]);
+    let flags = ["--metrics", "max_abs_index,differing"];
+    let run = compare_with(&layout("gpt-small/tp2"), &changed.path(), &flags);
+    assert_eq!(run.code, 1, "{run:?}");
+    let result = run.json();
+    assert_eq!(differing(&result), [name]);
+    assert_eq!(sizes(&result[name]["max_abs_index"]), [20, 5]);
+    assert_eq!(result[name]["differing"], 1);
+}
+
+#[test]
+fn a_missing_data_file_is_named_and_the_rest_compared() {
+    let damaged = Copied::of(&real("gpt-small/tp2pp2"));
+    fs::remove_file(damaged.iteration().join("__3_1.distcp")).unwrap();
+    compare(&damaged.path(), &layout("gpt-small/tp1")).refuses(&["__3_1.distcp"]);
+}
+
+#[test]
+fn a_save_that_was_interrupted_before_its_last_file_is_still_read() {
+    let interrupted = Copied::of(&real("gpt-small/tp2pp2"));
+    fs::remove_file(interrupted.iteration().join("metadata.json")).unwrap();
+    let run = compare(&interrupted.path(), &layout("gpt-small/tp1"));
+    assert_all_equal(&run);
+    assert!(run.stderr.contains("no metadata.json, which is written last"), "{}", run.stderr);
+}
+
+#[test]
+fn without_its_metadata_nothing_is_known() {
+    let interrupted = Copied::of(&real("gpt-small/tp2pp2"));
+    fs::remove_file(interrupted.iteration().join(".metadata")).unwrap();
+    compare(&interrupted.path(), &layout("gpt-small/tp1")).refuses(&["iter_0000005", ".metadata"]);
+}
+
+#[test]
+fn a_damaged_common_file_costs_no_weights() {
+    let damaged = Copied::of(&real("gpt-small/tp2pp2"));
+    fs::write(damaged.iteration().join("common.pt"), "no archive").unwrap();
+    let run = compare(&damaged.path(), &layout("gpt-small/tp1"));
+    run.refuses(&["common.pt"]);
+    assert_eq!(common::names(&run.json()).len(), 15);
+}
+
+#[test]
+fn the_run_says_what_it_is() {
+    let inspected = inspect(&real("gpt-small/tp2pp2"));
+    assert_eq!(inspected["format"], "megatron-torch_dist");
+    assert_eq!(inspected["layout"], "tp2 pp2");
+    assert_eq!(inspected["iteration"], 5);
+    assert_eq!(inspected["state"]["args"]["num_layers"], 2);
+    assert_eq!(inspect(&real("gpt-small/fsdp"))["state"]["args"]["num_layers"], 2);
+}
+
+#[test]
+fn flattened_states_are_what_they_were() {
+    let (flat, whole) = (real("flattened/torch_dist"), real("flattened/zarr"));
+    let both = ["--section", "model,optimizer"];
+    let run = compare_with(&flat, &whole, &both);
+    assert_all_equal(&run);
+    assert_eq!(common::names(&run.json()).len(), 14);
+    let changed = Copied::of(&whole);
+    // The last element of the second layer.
+    let chunk =
+        changed.path().join("optimizer.state.exp_avg.decoder.layers.mlp.linear_fc1.weight/1.1.0");
+    let mut bytes = fs::read(&chunk).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last] ^= 1;
+    fs::write(&chunk, bytes).unwrap();
+    let flags = [&both[..], &["--metrics", "max_abs_index"]].concat();
+    let run = compare_with(&flat, &changed.path(), &flags);
+    assert_eq!(run.code, 1, "{run:?}");
+    let result = run.json();
+    let name = "optimizer.exp_avg.decoder.layers.1.mlp.linear_fc1.weight";
+    assert_eq!(differing(&result), [name]);
+    assert_eq!(sizes(&result[name]["max_abs_index"]), [7, 5]);
+}
+
+#[test]
+fn buckets_are_compared_with_buckets_only() {
+    let source = layout("gpt-small/tp1");
+    let with_bucket = |values: usize| {
+        let zarr = Zarr::of(&source, Homogeneous);
+        let bucket =
+            Array { dtype: "float32".to_owned(), shape: vec![values], bytes: vec![1; 4 * values] };
+        let key =
+            "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg";
+        zarr.add(key, &bucket);
+        zarr
+    };
+    let flags = ["--section", "optimizer"];
+    let [one, same, other] = [128, 128, 120].map(with_bucket);
+    let run = compare_with(&one.path(), &same.path(), &flags);
+    assert_all_equal(&run);
+    assert!(run.stderr.contains("states are stored by bucket"), "{}", run.stderr);
+    assert_eq!(compare_with(&one.path(), &other.path(), &flags).code, 1);
+    let named = Zarr::of(&source, Homogeneous);
+    let state = Array { dtype: "float32".to_owned(), shape: vec![8], bytes: vec![1; 32] };
+    named.add("optimizer.state.exp_avg.decoder.final_layernorm.weight", &state);
+    assert_ne!(compare_with(&one.path(), &named.path(), &flags).code, 0);
+}
+
+#[test]
+fn states_without_any_names_are_not_compared_in_silence() {
+    let source = layout("gpt-small/tp1");
+    let zarr = Zarr::of(&source, Homogeneous);
+    let folder = zarr.path().join("optimizer.distributed.dp_group_idx_0.param_state");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(zarr.path().join("common.pt"), folder.join("shard_0_1.pt")).unwrap();
+    assert_all_equal(&compare(&zarr.path(), &source));
+    let run = compare_with(&zarr.path(), &source, &["--section", "model,optimizer"]);
+    run.refuses(&["dp_group_idx_0.param_state", "without the names of parameters"]);
 }

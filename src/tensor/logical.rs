@@ -370,6 +370,7 @@ impl LogicalTensor {
             source: source.clone(),
             pieces: Vec::new(),
             replicas: Vec::new(),
+            merge: self.merge,
         };
         let mut parts = vec![source(&self.source); count];
         let element = self.dtype.size();

@@ -25,7 +25,7 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     for key in keys(&located.path)? {
         let folder = located.path.join(&key);
         if folder.join(HEADER).symlink_metadata().is_err() {
-            objects.extend(read_objects(&folder, &key, &mut problems)?);
+            objects.extend(read_objects(&mut files, &folder, &key, &mut problems)?);
             continue;
         }
         match zarr::open(&mut files, &folder, &key) {
@@ -62,6 +62,7 @@ fn keys(path: &Path) -> Result<Vec<String>, OpenError> {
 
 /// The objects of a folder that holds no array: a torch file each. Anything else there is what is left of an array.
 fn read_objects(
+    files: &mut FileSet,
     folder: &Path,
     key: &str,
     problems: &mut Vec<Problem>,
@@ -71,7 +72,11 @@ fn read_objects(
     for entry in std::fs::read_dir(folder).map_err(io_error)? {
         let name = entry.map_err(io_error)?.file_name().to_string_lossy().into_owned();
         match name.strip_suffix(".pt").filter(|name| name.starts_with("shard_")) {
-            Some(shard) => objects.push(format!("{key}/{shard}")),
+            Some(shard) => {
+                // Known, though nothing of it is read: `check` looks for files that belong to nothing.
+                drop(files.add(&folder.join(&name)));
+                objects.push(format!("{key}/{shard}"));
+            }
             None => {
                 let message = format!("holds {name} but no {HEADER}, so it cannot be read");
                 let file = Some(folder.to_path_buf());
