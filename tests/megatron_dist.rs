@@ -463,8 +463,7 @@ fn buckets_are_compared_with_buckets_only() {
         let zarr = Zarr::of(&source, Homogeneous);
         let bucket =
             Array { dtype: "float32".to_owned(), shape: vec![values], bytes: vec![1; 4 * values] };
-        let key =
-            "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg";
+        let key = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg";
         zarr.add(key, &bucket);
         zarr
     };

@@ -1,5 +1,6 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod dcp;
 mod leftovers;
 mod locate;
 mod megatron_dist;
@@ -39,6 +40,7 @@ pub static FORMATS: &[Format] = &[
     megatron_dist::torch_dist::FORMAT,
     megatron_dist::zarr::FORMAT,
     megatron_dist::fsdp::FORMAT,
+    dcp::FORMAT,
     torch_file::FORMAT,
 ];
 
@@ -175,8 +177,6 @@ fn seems_text(seems: Option<&str>) -> String {
 /// Formats that users may well try, by a file that gives them away.
 fn not_read_yet(path: &Path) -> Option<&'static str> {
     const SIGNS: &[(&str, &str)] = &[
-        (".metadata", "torch_dist or another torch distributed checkpoint"),
-        ("metadata.json", "torch_dist or zarr of Megatron-Core"),
         ("model.safetensors", "Hugging Face safetensors"),
         ("model.safetensors.index.json", "Hugging Face safetensors"),
         ("pytorch_model.bin.index.json", "Hugging Face torch files"),
@@ -242,7 +242,7 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
             path: path.to_path_buf(),
             seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
-                         mp_rank_* folders, model_optim_rng.pt, a torch .pt file",
+                         mp_rank_* folders, model_optim_rng.pt, metadata.json, .metadata, a torch .pt file",
         }),
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Facts from Megatron-LM core_v0.14 to 0.19 (`megatron/training/checkpointing.py`, `core/transformer/fsdp_dtensor_checkpoint.py`).
 
+use std::path::Path;
+
 use crate::catalog::{Catalog, Problem, Section};
 use crate::dcp::{Checkpoint, Metadata};
 use crate::io::FileSet;
@@ -19,8 +21,8 @@ pub(in super::super) const FORMAT: Format =
 const LINEARS: [&str; 4] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"];
 
 /// Whether a distributed checkpoint without `metadata.json` is Megatron's, as its keys tell.
-pub(in super::super) fn claims(metadata: &Metadata) -> bool {
-    torch_dist::claims(metadata)
+pub(in super::super) fn claims(metadata: &Metadata, folder: &Path) -> bool {
+    torch_dist::claims(metadata, folder)
         || metadata.tensors.keys().any(|key| {
             let mut components = key.split('.');
             key.contains(".layers.") && components.any(|component| LINEARS.contains(&component))
@@ -40,7 +42,7 @@ pub(in super::super) fn read_with(
     located: &Located,
     options: &OpenOptions,
 ) -> Catalog {
-    if torch_dist::claims(&metadata) {
+    if torch_dist::claims(&metadata, &located.path) {
         return torch_dist::read_with(metadata, files, located, options);
     }
     // A state dict of the model alone has no sections.
@@ -103,7 +105,7 @@ fn of_objects(
         let (values, root) = (torch.values(), torch.root());
         match key.as_str() {
             "args" => {
-                let mut bounds = Bounds::new(std::path::Path::new(key));
+                let mut bounds = Bounds::new(Path::new(key));
                 common.args = facts_of(&torch, root, &mut bounds).unwrap_or_default();
                 problems.extend(bounds.into_problems());
             }

@@ -9,23 +9,20 @@ use crate::io::FileSet;
 use super::super::{Format, Located, OpenError, OpenOptions};
 use super::{COMMON, Common, Found, Key, METADATA, backend, dcp, in_full, into_catalog, parse};
 
-/// `megatron-torch_dist`: `metadata.json` says `torch_dist`, or is missing where the rest is there.
+/// `megatron-torch_dist`: `metadata.json` says `torch_dist`.
 pub(in super::super) const FORMAT: Format = Format { name: "megatron-torch_dist", detect, read };
 
 /// The object that is `common.pt` since core 0.19.
 const COMMON_OBJECT: &str = "common_state/";
 
 fn detect(path: &Path) -> bool {
-    let is_there = |name| path.join(name).symlink_metadata().is_ok();
-    match backend(path) {
-        Some(backend) => backend == "torch_dist",
-        None => is_there(DCP_METADATA) && is_there(COMMON),
-    }
+    backend(path).as_deref() == Some("torch_dist")
 }
 
-/// Whether these are Megatron's tensors, though `metadata.json` and `common.pt` are not there: a save that was interrupted.
-pub(super) fn claims(metadata: &Metadata) -> bool {
-    metadata.objects.keys().any(|key| key.starts_with(COMMON_OBJECT))
+/// Whether a distributed checkpoint without `metadata.json` is of this backend: its save was interrupted.
+pub(super) fn claims(metadata: &Metadata, folder: &Path) -> bool {
+    folder.join(COMMON).symlink_metadata().is_ok()
+        || metadata.objects.keys().any(|key| key.starts_with(COMMON_OBJECT))
 }
 
 fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
