@@ -46,7 +46,7 @@
 //!
 //! Where to go for a change: a new format is a file and a row in [`formats`]; a new layout rule is a line in
 //! [`layout::rules`]; a new spelling of a name is a line in [`names::megatron`]; a tensor that is stored fused is a row in
-//! `layout/unfuse.rs`; a new metric is a row in [`compare::metrics`]; a new output is a file in [`report`].
+//! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is a row in [`compare::metrics`]; a new output is a file in [`report`].
 //!
 //! # Invariants
 //!

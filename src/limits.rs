@@ -70,7 +70,7 @@ pub const LIMITS: Limits = Limits {
     depth: 64,
     name: 4096,
     metadata: 80 << 20,
-    global_metadata: 320 << 20,
+    global_metadata: 768 << 20,
     facts: 16 << 20,
     problems: 1000,
     pieces: 1 << 17,

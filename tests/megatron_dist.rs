@@ -490,3 +490,61 @@ fn states_without_any_names_are_not_compared_in_silence() {
     let run = compare_with(&zarr.path(), &source, &["--section", "model,optimizer"]);
     run.refuses(&["dp_group_idx_0.param_state", "without the names of parameters"]);
 }
+
+/// The same numbers in every run.
+fn random(number: u64) -> u64 {
+    let mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20
+}
+
+#[test]
+fn damage_to_what_describes_the_tensors_is_an_ordinary_outcome() {
+    let options = ckptcmp::formats::OpenOptions {
+        sections: ckptcmp::catalog::Section::ALL.to_vec(),
+        ..Default::default()
+    };
+    for (checkpoint, file) in [
+        ("gpt-small/tp2pp2", "iter_0000005/.metadata"),
+        ("gpt-small/tp2pp2", "iter_0000005/common.pt"),
+        ("gpt-small/tp2pp2", "iter_0000005/metadata.json"),
+        ("gpt-small/fsdp", "iter_0000005/.metadata"),
+        ("flattened/torch_dist", ".metadata"),
+        ("flattened/zarr", "decoder.layers.mlp.linear_fc1.weight/.zarray"),
+    ] {
+        let copied = Copied::of(&real(checkpoint));
+        let path = copied.path().join(file);
+        let bytes = fs::read(&path).unwrap();
+        for number in 0..120 {
+            let mut damaged = bytes.clone();
+            let at = usize::try_from(random(number)).unwrap() % bytes.len();
+            match number % 4 {
+                0 => damaged.truncate(at),
+                1 => damaged[at] ^= 1 << (number % 8),
+                2 => damaged[at] = 0xff,
+                _ => damaged[at] = b'9',
+            }
+            fs::write(&path, damaged).unwrap();
+            drop(ckptcmp::formats::open(&copied.path(), &options));
+        }
+    }
+}
+
+#[test]
+fn absurd_sizes_are_refused_and_nothing_is_allocated_for_them() {
+    let source = layout("gpt-small/tp1");
+    for (shape, chunks) in [
+        ("[1000000000000, 8]", "[1, 8]"),
+        ("[18446744073709551615, 8]", "[18446744073709551615, 8]"),
+        ("[56, 8]", "[0, 8]"),
+        ("[56, 8]", "[56]"),
+        ("[1000000000000, 1000000000000]", "[1000000000000, 1000000000000]"),
+    ] {
+        let zarr = Zarr::of(&source, Numbered);
+        let header = zarr.path().join("output_layer.weight/.zarray");
+        let text = format!(
+            r#"{{"zarr_format": 2, "shape": {shape}, "chunks": {chunks}, "dtype": "bfloat16", "order": "C", "compressor": null, "filters": null, "fill_value": null}}"#
+        );
+        fs::write(&header, text).unwrap();
+        compare(&zarr.path(), &source).refuses(&["output_layer.weight"]);
+    }
+}

@@ -6,6 +6,9 @@
 //! Sources: Megatron-LM core_v0.4 to core_v0.19 (`core/transformer/transformer_block.py`, `mlp.py`, `moe/experts.py`,
 //! `core/ssm`: each `sharded_state_dict`; `core/dist_checkpointing/strategies/torch.py`; `fsdp_dtensor_checkpoint.py`).
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};
 
@@ -94,6 +97,9 @@ struct Part {
 /// By state of the optimizer, weights first, and by the model's name with all indices in it.
 type Parts = BTreeMap<(Option<Arc<str>>, String), Part>;
 
+/// What a part counts for, besides its name and its pieces: about what all of it takes on its way.
+const PART: usize = 4 * ENTRY;
+
 /// Takes tensors apart along the axes that hold all layers of a list, or all experts of a layer.
 struct Unbinder {
     numbers: LayerNumbers,
@@ -130,6 +136,8 @@ impl Unbinder {
                 Some(shape) => unflattened(tensor, &shape)?,
                 None => tensor,
             };
+            let bytes = name.len() + PART + ENTRY * tensor.pieces().len();
+            self.left = self.left.checked_sub(bytes).ok_or(LayoutError::TooManyParts)?;
             names.push(name.replace(".experts.experts.", ".experts.local_experts."));
             done.push(Part { stored_name: Arc::clone(&stored_name), tensor, was_flattened });
         }
@@ -169,14 +177,11 @@ impl Unbinder {
                 return Err(LayoutError::LayersDisagree { layers: count, other, others: *others });
             }
         }
-        let too_many = LayoutError::TooManyParts;
-        let entry = name.len() + ENTRY;
+        let entry = name.len() + PART;
         if usize::try_from(count).ok().is_none_or(|count| self.left / entry < count) {
-            return Err(too_many);
+            return Err(LayoutError::TooManyParts);
         }
         for (index, part) in tensor.unbind(0)?.into_iter().enumerate() {
-            let bytes = name.len() + ENTRY * part.pieces().len().max(1);
-            self.left = self.left.checked_sub(bytes).ok_or(LayoutError::TooManyParts)?;
             let flattened = flattened.as_ref().map(|shape| shape[1..].to_vec());
             todo.push((format!("{before}{index}.{after}"), part, flattened));
         }

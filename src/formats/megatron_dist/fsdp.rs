@@ -52,18 +52,15 @@ pub(in super::super) fn read_with(
         Key::Weight(_) => !is_other(key) || is_of_run(key),
         _ => options.wants(Section::Optimizer),
     };
-    let others: Vec<String> = metadata
-        .tensors
-        .keys()
-        .filter(|key| matches!(parse(key), Key::Weight(_)) && is_other(key))
-        .map(ToString::to_string)
-        .collect();
+    let is_left_out = |key: &str| matches!(parse(key), Key::Weight(_)) && is_other(key);
+    let keys = metadata.tensors.keys().filter(|key| is_left_out(key));
+    let left_out: Vec<String> = keys.map(ToString::to_string).collect();
     let (checkpoint, mut found) = dcp::open(metadata, files, &located.path, wanted);
-    found.tensors.retain(|stored| !others.iter().any(|other| **other == *stored.key));
+    found.tensors.retain(|stored| !is_left_out(&stored.key));
     let (common, problems) = of_objects(&checkpoint, &found.files, &found.objects);
     found.common = common;
     found.problems.extend(problems);
-    found.objects.extend(others);
+    found.objects.extend(left_out);
     into_catalog(found, FORMAT.name, located, options, parse)
 }
 
