@@ -6,6 +6,7 @@ mod hugging_face;
 mod infinitrain;
 mod leftovers;
 mod locate;
+mod megatron_dist;
 mod megatron_torch;
 mod merged;
 mod state;
@@ -43,6 +44,9 @@ pub struct Format {
 #[rustfmt::skip]
 pub static FORMATS: &[Format] = &[
     megatron_torch::FORMAT,
+    megatron_dist::torch_dist::FORMAT,
+    megatron_dist::zarr::FORMAT,
+    megatron_dist::fsdp::FORMAT,
     dcp::FORMAT,
     deepspeed::FORMAT,
     infinitrain::FORMAT,
@@ -93,12 +97,10 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Nothing there that any format knows.
-    #[error("{}: no checkpoint here{}: looked for {looked_for}", path.display(), seems_text(*seems))]
+    #[error("{}: no checkpoint here: looked for {looked_for}", path.display())]
     Unrecognized {
         /// The file or folder.
         path: PathBuf,
-        /// A format that it seems to be and that is not read yet.
-        seems: Option<&'static str>,
         /// What would have been one.
         looked_for: &'static str,
     },
@@ -199,16 +201,6 @@ fn format_names() -> String {
     FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
 
-fn seems_text(seems: Option<&str>) -> String {
-    seems.map_or_else(String::new, |format| format!(" that can be read yet ({format})"))
-}
-
-/// Formats that users may well try, by a file that gives them away.
-fn not_read_yet(path: &Path) -> Option<&'static str> {
-    const SIGNS: &[(&str, &str)] = &[("metadata.json", "torch_dist or zarr of Megatron-Core")];
-    SIGNS.iter().find(|(file, _)| path.join(file).exists()).map(|(_, format)| *format)
-}
-
 /// Missing files that are named before the others are counted.
 const SHOWN: usize = 8;
 
@@ -277,9 +269,8 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
         }),
         (None, _) => Err(OpenError::Unrecognized {
             path: path.to_path_buf(),
-            seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
-                         mp_rank_* folders, model_optim_rng.pt, .metadata, latest and the files of DeepSpeed, \
+                         mp_rank_* folders, model_optim_rng.pt, metadata.json, .metadata, latest and the files of DeepSpeed, \
                          checkpoint_step_* or rank_* folders, model.ckpt, model.safetensors, pytorch_model.bin, \
                          a torch .pt file",
         }),

@@ -162,7 +162,6 @@ pub(super) fn locate(located: &Located) -> Result<Located, OpenError> {
     let Some(((_, newest), tag)) = checkpoints.next_back() else {
         return Err(OpenError::Unrecognized {
             path: path.clone(),
-            seems: None,
             looked_for: "mp_rank_*_model_states.pt and the other files of a DeepSpeed tag",
         });
     };

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use crate::catalog::Problem;
-use crate::formats::state::{facts_of, state_of};
+use crate::formats::state::{facts_of, state_at};
 use crate::formats::state_dict::Walk;
 use crate::formats::walk::Bounds;
 use crate::io::{FileId, FileSet};
@@ -191,21 +191,10 @@ fn chain_text(error: &dyn Error) -> String {
 
 /// Everything at the top but models, optimizers and `args`.
 fn state_at_top(torch: &TorchFile) -> BTreeMap<String, Fact> {
-    let values = torch.values();
-    let entries = values.mapping(torch.root()).into_iter().flatten();
-    let is_state = |key: &str| {
+    state_at(torch, torch.root(), |key| {
         chunk_number(key).is_none() && !key.ends_with("_model") && key != OPTIMIZER && key != "args"
-    };
-    let named = entries.filter_map(|(key, value)| Some((values.as_str(key)?, value)));
-    named
-        .filter(|(key, _)| is_state(key) && key.len() <= LIMITS.name)
-        .take(STATE_ENTRIES)
-        .map(|(key, value)| (key.to_owned(), state_of(torch, value)))
-        .collect()
+    })
 }
-
-/// Entries at the top of a file: far more than any has.
-const STATE_ENTRIES: usize = 256;
 
 /// `model` is the only chunk, `model0`, `model1`, ... are virtual pipeline stages. `ema_model` and the like are no model.
 fn chunk_number(key: &str) -> Option<u64> {
