@@ -3,7 +3,8 @@
 //! A unit of work is a few consecutive blocks of one pair. Both sides are gathered into dense buffers that
 //! each thread keeps, every further copy is laid over the first one and compared with it bit by bit, and the
 //! kernel sees block after block. The blocks' statistics are folded in block order, so the result has the
-//! same bits for any number of threads and any layout of either side. Memory: threads x a few blocks.
+//! same bits for any number of threads and any layout of either side. Memory: threads x a few blocks, or
+//! threads x [`BAND_BYTES`] where a side is stored with its rows across the file.
 
 mod gather;
 pub mod metrics;
@@ -11,6 +12,7 @@ pub mod metrics;
 mod tests;
 
 use std::cell::RefCell;
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,13 +27,14 @@ use crate::names::Name;
 use crate::pairing::Pair;
 use crate::tensor::{LogicalTensor, Piece};
 
-use gather::{Element, gather};
+use gather::{Band, Element, LINE, gather};
 
-/// Bytes of one side of a unit of work, or a block where that is more: both sides stay in a core's second cache.
-const UNIT_BYTES: u64 = 512 << 10;
+/// Bytes of one side that are compared at a time, or a block where that is more: both sides stay in a core's second
+/// cache.
+const PART_BYTES: u64 = 512 << 10;
 
-/// Blocks of a unit where rows of a side lie across the file: the more rows, the longer the runs that are read.
-const TRANSPOSED_UNIT_BLOCKS: u64 = 32;
+/// Most bytes of the bands of a thread, all copies of both sides together.
+const BAND_BYTES: u64 = 32 << 20;
 
 /// Units whose results are held at a time.
 const WAVE: usize = 2048;
@@ -111,8 +114,12 @@ struct Job<'a> {
     elements: [Element; 2],
     /// Blocks of each of its units.
     unit_blocks: u64,
-    /// Each side is read in multiples of so many elements: whole rows where they lie across the file.
-    grain: [u64; 2],
+    /// Blocks that are compared at a time; a unit has more where it is read in bands.
+    part_blocks: u64,
+    /// Which sides are read in bands: those with rows across the file.
+    has_bands: [bool; 2],
+    /// Elements of a row, of which whole ones are put in order from a band.
+    row: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -135,6 +142,8 @@ struct Buffers {
     sides: [Vec<u8>; 2],
     copy: Vec<u8>,
     scratch: Vec<u8>,
+    /// Of the first copy and all others of each side.
+    bands: [Vec<Band>; 2],
 }
 
 thread_local! {
@@ -227,18 +236,25 @@ impl Folded {
 
 impl<'a> Job<'a> {
     fn new(pair: &'a Pair) -> Self {
-        let is_transposed = pair.sides.each_ref().map(is_transposed);
+        let has_bands = pair.sides.each_ref().map(is_transposed);
         let row = pair.sides[0].shape().last().copied().unwrap_or(1).max(1);
+        let sizes = pair.sides.each_ref().map(|side| side.dtype().size());
+        let element = sizes[0].max(sizes[1]);
+        let part_blocks = (PART_BYTES / (BLOCK as u64 * element)).max(1);
+        let copies =
+            |side: usize| if has_bands[side] { 1 + pair.sides[side].replicas().len() } else { 0 };
+        let bands = (copies(0) + copies(1)) as u64;
+        let band_blocks = |bands: u64| {
+            let most = BAND_BYTES / bands / element;
+            row.saturating_mul(LINE / element).min(most) / BLOCK as u64
+        };
         Self {
             pair,
             elements: pair.sides.each_ref().map(|side| Element::of(side.dtype())),
-            unit_blocks: if is_transposed.contains(&true) {
-                TRANSPOSED_UNIT_BLOCKS
-            } else {
-                let sizes = pair.sides.each_ref().map(|side| side.dtype().size());
-                (UNIT_BYTES / (BLOCK as u64 * sizes[0].max(sizes[1]))).max(1)
-            },
-            grain: is_transposed.map(|is| if is && row <= BLOCK as u64 { row } else { 1 }),
+            unit_blocks: if bands == 0 { part_blocks } else { band_blocks(bands).max(part_blocks) },
+            part_blocks,
+            has_bands,
+            row,
         }
     }
 
@@ -250,21 +266,8 @@ impl<'a> Job<'a> {
     }
 
     fn run(&self, unit: Unit, files: [&FileSet; 2], done: &AtomicU64) -> UnitResult {
-        BUFFERS.with_borrow_mut(|buffers| {
-            let mut result = UnitResult::default();
-            let (start, count) = self.range(unit);
-            let mut windows = [0..0, 0..0];
-            for (side, window) in windows.iter_mut().enumerate() {
-                match self.read_side(side, start, count, files, buffers, &mut result) {
-                    Ok(read) => *window = read,
-                    Err(error) => {
-                        result.error = Some(error);
-                        return result;
-                    }
-                }
-            }
-            let [window_a, window_b] = windows;
-            let (a, b) = (&buffers.sides[0][window_a], &buffers.sides[1][window_b]);
+        let mut result = UnitResult::default();
+        let compare = |result: &mut UnitResult, [a, b]: [&[u8]; 2], start: u64| {
             let blocks = block_bytes(a, self.elements[0].size)
                 .zip(block_bytes(b, self.elements[1].size))
                 .zip((start..).step_by(BLOCK));
@@ -272,7 +275,37 @@ impl<'a> Job<'a> {
                 result.blocks.push(compare_block(self.side(0, a), self.side(1, b), first));
             }
             done.fetch_add((a.len() + b.len()) as u64, Ordering::Relaxed);
-            result
+        };
+        result.error = self.each_part(unit, files, &mut result, compare).err();
+        result
+    }
+
+    /// Reads both sides of a unit part by part, and calls with the bytes and the first element of each.
+    fn each_part(
+        &self,
+        unit: Unit,
+        files: [&FileSet; 2],
+        result: &mut UnitResult,
+        mut each: impl FnMut(&mut UnitResult, [&[u8]; 2], u64),
+    ) -> Result<(), ReadError> {
+        BUFFERS.with_borrow_mut(|buffers| {
+            let range = self.range(unit);
+            for side in (0..2).filter(|side| self.has_bands[*side]) {
+                self.fill_bands(side, &range, files, &mut buffers.bands[side])?;
+            }
+            let step = self.part_blocks * BLOCK as u64;
+            let mut start = range.start;
+            while start < range.end {
+                let part = start..(start + step).min(range.end);
+                let mut windows = [0..0, 0..0];
+                for (side, window) in windows.iter_mut().enumerate() {
+                    *window = self.read_side(side, &part, files, buffers, result)?;
+                }
+                let [a, b] = windows;
+                each(result, [&buffers.sides[0][a], &buffers.sides[1][b]], start);
+                start = part.end;
+            }
+            Ok(())
         })
     }
 
@@ -284,16 +317,12 @@ impl<'a> Job<'a> {
     fn exact_sums(&self, index: usize, files: [&FileSet; 2]) -> Result<ExactSums, ReadError> {
         let units: Vec<Unit> = self.units(index).collect();
         let run = |unit: &Unit| {
-            BUFFERS.with_borrow_mut(|buffers| {
-                let mut ignored = UnitResult::default();
-                let (start, count) = self.range(*unit);
-                let [a, b] = [0, 1]
-                    .map(|side| self.read_side(side, start, count, files, buffers, &mut ignored));
-                let (a, b) = (&buffers.sides[0][a?], &buffers.sides[1][b?]);
-                let mut sums = ExactSums::default();
+            let mut sums = ExactSums::default();
+            let add = |_: &mut UnitResult, [a, b]: [&[u8]; 2], _| {
                 sums.add_block(self.side(0, a), self.side(1, b));
-                Ok(sums)
-            })
+            };
+            self.each_part(*unit, files, &mut UnitResult::default(), add)?;
+            Ok(sums)
         };
         units.par_iter().map(run).try_reduce(ExactSums::default, |mut sums, more| {
             sums.merge(&more);
@@ -301,53 +330,78 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// First element and number of elements of a unit.
-    fn range(&self, unit: Unit) -> (u64, u64) {
+    /// The elements of a unit.
+    fn range(&self, unit: Unit) -> Range<u64> {
         let start = unit.first_block * BLOCK as u64;
-        (start, (self.pair.sides[0].numel() - start).min(self.unit_blocks * BLOCK as u64))
+        let end = start.saturating_add(self.unit_blocks * BLOCK as u64);
+        start..end.min(self.pair.sides[0].numel())
+    }
+
+    /// A range extended to whole rows, where it is not much longer then.
+    fn whole_rows(&self, range: &Range<u64>) -> Range<u64> {
+        if self.row > BLOCK as u64 {
+            return range.clone();
+        }
+        let end = range.end.next_multiple_of(self.row).min(self.pair.sides[0].numel());
+        range.start - range.start % self.row..end
+    }
+
+    fn fill_bands(
+        &self,
+        side: usize,
+        range: &Range<u64>,
+        files: [&FileSet; 2],
+        bands: &mut Vec<Band>,
+    ) -> Result<(), ReadError> {
+        let tensor = &self.pair.sides[side];
+        let copies = copies(tensor);
+        bands.resize_with(bands.len().max(tensor.replicas().len() + 1), Band::default);
+        for (band, pieces) in bands.iter_mut().zip(copies) {
+            let range = self.whole_rows(range);
+            band.fill(files[side], tensor.shape(), pieces, self.elements[side], range)
+                .map_err(|error| read_error(side, files, error))?;
+        }
+        Ok(())
     }
 
     /// Fills one side's buffer, holds every further copy against it, and says where in it the elements are.
     fn read_side(
         &self,
         side: usize,
-        start: u64,
-        count: u64,
+        range: &Range<u64>,
         files: [&FileSet; 2],
         buffers: &mut Buffers,
         result: &mut UnitResult,
     ) -> Result<Range<usize>, ReadError> {
         let tensor = &self.pair.sides[side];
         let element = self.elements[side];
-        let first_read = start - start % self.grain[side];
-        let end_read = (start + count).next_multiple_of(self.grain[side]).min(tensor.numel());
+        let read = if self.has_bands[side] { self.whole_rows(range) } else { range.clone() };
         let bytes = |elements: u64| {
             usize::try_from(elements).unwrap_or(usize::MAX).saturating_mul(element.size)
         };
-        let window = bytes(start - first_read)..bytes(start - first_read + count);
-        let Buffers { sides, copy, scratch } = buffers;
+        let window = bytes(range.start - read.start)..bytes(range.end - read.start);
+        let Buffers { sides, copy, scratch, bands } = buffers;
         let first = &mut sides[side];
-        first.resize(bytes(end_read - first_read), 0);
-        let mut fill = |pieces: &[Piece], out: &mut [u8]| {
-            gather(files[side], tensor.shape(), pieces, element, first_read, out, scratch).map_err(
-                |(file, error)| ReadError {
-                    side,
-                    file: files[side].path(file).to_path_buf(),
-                    message: error.to_string(),
-                },
-            )
+        first.resize(bytes(read.end - read.start), 0);
+        let mut fill = |number: usize, pieces: &[Piece], out: &mut [u8]| {
+            if self.has_bands[side] {
+                bands[side][number].gather(tensor.shape(), element, read.start, out);
+                return Ok(());
+            }
+            gather(files[side], tensor.shape(), pieces, element, read.start, out, scratch)
+                .map_err(|error| read_error(side, files, error))
         };
-        fill(tensor.pieces(), first)?;
+        fill(0, tensor.pieces(), first)?;
         for (number, replica) in tensor.replicas().iter().enumerate() {
             copy.clear();
             copy.extend_from_slice(first);
-            fill(&replica.pieces, copy)?;
+            fill(number + 1, &replica.pieces, copy)?;
             let (first, copy) = (&first[window.clone()], &copy[window.clone()]);
             if copy == first {
                 continue;
             }
             let blocks = block_bytes(first, element.size).zip(block_bytes(copy, element.size));
-            for ((first, copy), at) in blocks.zip((start..).step_by(BLOCK)) {
+            for ((first, copy), at) in blocks.zip((range.start..).step_by(BLOCK)) {
                 if first != copy {
                     let stats = compare_block(self.side(side, first), self.side(side, copy), at);
                     result.replicas.push((side, number, stats));
@@ -414,9 +468,19 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Whether some piece has its rows across the file, so that a row is many short reads and a band of rows fewer long ones.
+fn read_error(side: usize, files: [&FileSet; 2], (file, error): (FileId, io::Error)) -> ReadError {
+    ReadError { side, file: files[side].path(file).to_path_buf(), message: error.to_string() }
+}
+
+/// The pieces of the first copy and of all others.
+fn copies(tensor: &LogicalTensor) -> impl Iterator<Item = &[Piece]> {
+    let replicas = tensor.replicas().iter().map(|replica| &replica.pieces[..]);
+    std::iter::once(tensor.pieces()).chain(replicas)
+}
+
+/// Whether some piece has its rows across the file.
 fn is_transposed(tensor: &LogicalTensor) -> bool {
-    tensor.pieces().iter().any(|piece| {
+    copies(tensor).flatten().any(|piece| {
         let dims = piece.extent.sizes.iter().zip(&piece.strides).filter(|(size, _)| **size > 1);
         let mut strides = dims.map(|(_, stride)| *stride);
         let last = strides.next_back();
