@@ -292,8 +292,10 @@ impl<'a> Job<'a> {
     ) -> Result<(), ReadError> {
         BUFFERS.with_borrow_mut(|buffers| {
             let range = self.range(unit);
-            for side in (0..2).filter(|side| self.has_bands[*side]) {
-                self.fill_bands(side, &range, files, &mut buffers.bands[side])?;
+            if self.has_bands.contains(&true) {
+                for (side, bands) in buffers.bands.iter_mut().enumerate() {
+                    self.fill_bands(side, &range, files, bands)?;
+                }
             }
             let step = self.part_blocks * BLOCK as u64;
             let mut start = range.start;
@@ -356,8 +358,9 @@ impl<'a> Job<'a> {
         bands: &mut Vec<Band>,
     ) -> Result<(), ReadError> {
         let tensor = &self.pair.sides[side];
-        let copies = copies(tensor);
-        bands.resize_with(bands.len().max(tensor.replicas().len() + 1), Band::default);
+        let copies = copies(tensor).filter(|_| self.has_bands[side]);
+        // What an earlier unit had more of is given back, so that a thread does not keep a full set for each side.
+        bands.resize_with(copies.clone().count(), Band::default);
         for (band, pieces) in bands.iter_mut().zip(copies) {
             let range = self.whole_rows(range);
             band.fill(files[side], tensor.shape(), pieces, self.elements[side], range)
@@ -475,7 +478,7 @@ fn read_error(side: usize, files: [&FileSet; 2], (file, error): (FileId, io::Err
 }
 
 /// The pieces of the first copy and of all others.
-fn copies(tensor: &LogicalTensor) -> impl Iterator<Item = &[Piece]> {
+fn copies(tensor: &LogicalTensor) -> impl Iterator<Item = &[Piece]> + Clone {
     let replicas = tensor.replicas().iter().map(|replica| &replica.pieces[..]);
     std::iter::once(tensor.pieces()).chain(replicas)
 }
