@@ -129,8 +129,41 @@ impl Metadata {
         for (file, top) in tops {
             join.add(file, top);
         }
-        Ok(join.finish(if is_coordinators { 0 } else { paths.len() }))
+        if is_coordinators {
+            return Ok(join.finish(0));
+        }
+        for rank in missing_ranks(folder, &paths) {
+            let message = format!("missing __{rank}.metadata: what rank {rank} wrote is not known");
+            join.faults.push(Fault { file: None, name: None, message });
+        }
+        Ok(join.finish(paths.len()))
     }
+}
+
+/// Ranks that must have written metadata and have none: one in each gap, and those that wrote data.
+fn missing_ranks(folder: &Path, metadata: &[PathBuf]) -> BTreeSet<u64> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let ranks: BTreeSet<u64> =
+        metadata.iter().filter_map(|path| rank_of_metadata(&name(path))).collect();
+    let mut missing = BTreeSet::new();
+    let mut expected = 0;
+    for &rank in &ranks {
+        if rank > expected {
+            missing.insert(expected);
+        }
+        expected = rank.saturating_add(1);
+    }
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let wrote = rank_of_data(&entry.file_name().to_string_lossy());
+        missing.extend(wrote.filter(|rank| !ranks.contains(rank)));
+    }
+    missing
+}
+
+/// The rank that wrote a `__<rank>_<number>.distcp`.
+fn rank_of_data(name: &str) -> Option<u64> {
+    let (rank, _) = name.strip_prefix("__")?.strip_suffix(".distcp")?.split_once('_')?;
+    rank.parse().ok()
 }
 
 fn read_one(path: &Path, file: FileId, files: &FileSet) -> Result<Top, DcpError> {
