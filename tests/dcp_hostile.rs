@@ -37,7 +37,7 @@ fn is_equal(a: &Path, b: &Path) -> bool {
 /// The same numbers in every run.
 fn random(number: usize) -> u8 {
     let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 40) as u8
+    mixed.to_le_bytes()[5]
 }
 
 #[test]

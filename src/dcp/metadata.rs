@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::machine::{self, Value};
-use super::record::{Described, Record, Stored, Tensor, Top};
+use super::record::{Described, Record, Stored, StoredAt, Tensor, Top};
 use super::{DcpError, Fault};
 use crate::io::{FileId, FileSet};
 use crate::limits::LIMITS;
@@ -248,16 +248,16 @@ impl Join {
         }
     }
 
-    fn fault(&mut self, file: FileId, name: &Arc<str>, message: impl ToString) {
-        let (name, message) = (Some(Arc::clone(name)), message.to_string());
+    fn fault(&mut self, file: FileId, name: &Arc<str>, message: &str) {
+        let (name, message) = (Some(Arc::clone(name)), message.to_owned());
         self.faults.push(Fault { file: Some(file), name, message });
     }
 
-    fn add_tensor(&mut self, file: FileId, name: &Arc<str>, tensor: &Tensor, places: &[Located]) {
+    fn add_tensor(&mut self, file: FileId, name: &Arc<str>, tensor: &Tensor, places: &[StoredAt]) {
         if tensor.malformed_chunks > 0 {
             let message =
                 format!("{} of its chunks are not as torch writes them", tensor.malformed_chunks);
-            self.fault(file, name, message);
+            self.fault(file, name, &message);
         }
         let joined = match self.tensors.entry(Arc::clone(name)) {
             Entry::Vacant(entry) => entry.insert(Joined {
@@ -272,7 +272,7 @@ impl Join {
                 "one rank says {} {:?} and another one {} {:?}",
                 joined.dtype, joined.shape, tensor.dtype, tensor.shape
             );
-            return self.fault(file, name, message);
+            return self.fault(file, name, &message);
         }
         let before = joined.chunks.len();
         for chunk in &tensor.chunks {
@@ -291,11 +291,11 @@ impl Join {
                 tensor.chunks.len(),
                 places.len()
             );
-            self.fault(file, name, message);
+            self.fault(file, name, &message);
         }
     }
 
-    fn add_object(&mut self, file: FileId, name: Arc<str>, places: &[Located]) {
+    fn add_object(&mut self, file: FileId, name: Arc<str>, places: &[StoredAt]) {
         match places {
             [(_, None, place)] => {
                 self.objects.entry(name).or_default().push(place.clone().into());
@@ -324,11 +324,8 @@ impl Join {
     }
 }
 
-/// An entry of `storage_data`.
-type Located = (Arc<str>, Option<Arc<[u64]>>, Stored);
-
 /// The entries of one name among all, sorted by name and offsets.
-fn places_of<'a>(all: &'a [Located], name: &Arc<str>) -> &'a [Located] {
+fn places_of<'a>(all: &'a [StoredAt], name: &Arc<str>) -> &'a [StoredAt] {
     let start = all.partition_point(|place| place.0 < *name);
     let len = all[start..].partition_point(|place| place.0 == *name);
     &all[start..start + len]
