@@ -87,7 +87,7 @@ pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, 
     let mut parts = Parts::default();
     for (&id, opened) in ids.iter().zip(opened) {
         match opened {
-            Ok(file) => parts.add(id, file, is_whole, &mut catalog),
+            Ok(file) => parts.add(id, &file, is_whole, &mut catalog),
             Err(error) => catalog.problems.push(Problem {
                 file: Some(catalog.files.path(id).to_path_buf()),
                 tensor: None,
@@ -166,7 +166,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn add(&mut self, id: FileId, file: ShardFile, is_whole: bool, catalog: &mut Catalog) {
+    fn add(&mut self, id: FileId, file: &ShardFile, is_whole: bool, catalog: &mut Catalog) {
         let path: PathBuf = catalog.files.path(id).to_path_buf();
         let mut problem = |name: &str, message: String| {
             let (file, tensor) = (Some(path.clone()), Some(name.to_owned()));
