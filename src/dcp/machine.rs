@@ -7,16 +7,16 @@
 //! Nothing is looked up or called: a class is a name to compare with eight others.
 
 use std::cell::OnceCell;
-use std::collections::HashSet;
-use std::ops::ControlFlow;
+use std::collections::{BTreeSet, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::plans::PlansRange;
 use super::record::{Class, Record};
 use crate::io::{FileSet, Region};
 use crate::limits::LIMITS;
 use crate::torch::TooMany;
-use crate::torch::pickle::stream::{MemoPlan, StreamError, each_op};
+use crate::torch::pickle::stream::{MemoPlan, Next, StreamError, each_op};
 use crate::torch::pickle::{Op, PickleErrorKind};
 
 type Step<T = ()> = Result<T, PickleErrorKind>;
@@ -41,6 +41,8 @@ pub(super) enum Value {
     List(usize),
     Dict(usize),
     Object(Rc<Object>),
+    /// The dict of `planner_data`: names and their paths in the nested state dict.
+    Planned,
 }
 
 /// An instance of a known class.
@@ -111,6 +113,8 @@ pub(super) struct Machine {
     numbers: HashSet<Arc<[u64]>>,
     /// Bytes of all different texts and numbers.
     interned: usize,
+    /// Dotted names of the outer dicts of the state dict.
+    parents: Option<BTreeSet<Arc<str>>>,
     /// Values in containers.
     members: usize,
     /// Values copied from containers with several owners.
@@ -119,7 +123,9 @@ pub(super) struct Machine {
 
 /// Reads the pickle that starts the region; gives the value that it describes and the containers it refers to.
 pub(super) fn run(files: &FileSet, region: Region) -> Result<(Value, Machine), StreamError> {
-    let plan = MemoPlan::of(files, region)?;
+    let mut plans = PlansRange::default();
+    let plan = MemoPlan::of(files, region, |at, op| plans.look(at, op))?;
+    let plans = plans.found();
     let mut machine = Machine {
         stack: Vec::new(),
         marks: Vec::new(),
@@ -131,10 +137,17 @@ pub(super) fn run(files: &FileSet, region: Region) -> Result<(Value, Machine), S
         texts: HashSet::new(),
         numbers: HashSet::new(),
         interned: 0,
+        parents: None,
         members: 0,
         copied: 0,
     };
-    let root = each_op(files, region, |_, op| machine.step(op))?;
+    let root = each_op(files, region, |at, op| match plans {
+        Some((start, end)) if at == start => {
+            machine.push(Value::Opaque)?;
+            Ok(Next::At(end))
+        }
+        _ => machine.step(op),
+    })?;
     machine.memo = Vec::new();
     Ok((root, machine))
 }
@@ -250,6 +263,12 @@ impl Machine {
                 self.members += members.len();
                 self.containers[at].members.extend(members);
             }
+            (Value::Planned, true) => {
+                for member in self.stack.split_off(start) {
+                    self.add_parents(&member)?;
+                    self.release(member);
+                }
+            }
             // An object that is filled is none of those that matter.
             (Value::Opaque | Value::Object(_), _) => self.release_from(start),
             _ => {
@@ -263,9 +282,9 @@ impl Machine {
 
 /// Opcodes.
 impl Machine {
-    fn step(&mut self, op: Op<'_>) -> Step<ControlFlow<Value>> {
+    fn step(&mut self, op: Op<'_>) -> Step<Next<Value>> {
         match op {
-            Op::Stop => return self.pop().map(ControlFlow::Break),
+            Op::Stop => return self.pop().map(Next::End),
             Op::Protocol(_) | Op::Frame(_) => {}
 
             Op::Mark => self.mark()?,
@@ -368,18 +387,20 @@ impl Machine {
                 self.push(Value::Opaque)?;
             }
         }
-        Ok(ControlFlow::Continue(()))
+        Ok(Next::Opcode)
     }
 
     /// A list or a dict; below a key whose value nobody reads, one that swallows its contents.
     fn push_container(&mut self, kind: fn(usize) -> Value) -> Step {
-        const UNREAD: [&str; 3] = ["planner_data", "all_local_plans", "storage_meta"];
-        let is_unread = |text: &Arc<str>| UNREAD.contains(&&**text);
-        if self.stack.last().and_then(Value::text).is_some_and(is_unread) {
-            return self.push(Value::Opaque);
-        }
-        let at = self.new_container();
-        self.push(kind(at))
+        let value = match self.stack.last().and_then(Value::text).map(|key| &**key) {
+            Some("all_local_plans" | "storage_meta") => Value::Opaque,
+            Some("planner_data") => {
+                self.parents.get_or_insert_default();
+                Value::Planned
+            }
+            _ => kind(self.new_container()),
+        };
+        self.push(value)
     }
 
     fn tuple(&mut self, start: usize) -> Step {
@@ -446,6 +467,29 @@ impl Machine {
         if let Value::List(at) | Value::Dict(at) = *value {
             self.containers[at].is_shared = true;
         }
+    }
+
+    /// The two outermost dicts on the way to an entry of the state dict.
+    fn add_parents(&mut self, path: &Value) -> Step {
+        let Value::Tuple(path) = path else { return Ok(()) };
+        let mut dotted = String::new();
+        for (parent, _) in path.iter().zip(path.iter().skip(1)).take(2) {
+            let Some(parent) = parent.text() else { break };
+            if !dotted.is_empty() {
+                dotted.push('.');
+            }
+            dotted.push_str(parent);
+            let is_known = self.parents.as_ref().is_some_and(|known| known.contains(&*dotted));
+            if !is_known && let Value::Text(parent) = self.text(dotted.as_bytes())? {
+                self.parents.get_or_insert_default().insert(parent);
+            }
+        }
+        Ok(())
+    }
+
+    /// What was seen of them; none where there is no `planner_data`.
+    pub(super) fn take_parents(&mut self) -> Option<BTreeSet<Arc<str>>> {
+        self.parents.take()
     }
 
     /// Text is kept once: names come again with every chunk of every rank.

@@ -1,7 +1,7 @@
 //! What a checkpoint says of itself: the `.metadata` of the coordinator, or the `__<rank>.metadata` of every rank.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,6 +24,9 @@ pub struct Metadata {
     pub objects: BTreeMap<Arc<str>, Vec<Place>>,
     /// Megatron's `mcore_data`: the global shape that a flattened tensor had before (`nd_reformulated_orig_global_shape`).
     pub original_shapes: BTreeMap<Arc<str>, Arc<[u64]>>,
+    /// Dotted names of the dicts at the two outer levels of the state dict, such as `model` and `optimizer.state`: with
+    /// them a dot in a name tells levels apart, all other dots are the module's own. None where the metadata does not tell.
+    pub parents: Option<BTreeSet<Arc<str>>>,
     /// The version of the metadata, which torch writes since 2.10.
     pub version: Option<Arc<str>>,
     /// What is wrong with it, entry by entry.
@@ -156,6 +159,7 @@ struct Join {
     tensors: BTreeMap<Arc<str>, Joined>,
     objects: BTreeMap<Arc<str>, Vec<Place>>,
     original_shapes: BTreeMap<Arc<str>, Arc<[u64]>>,
+    parents: Option<BTreeSet<Arc<str>>>,
     version: Option<Arc<str>>,
     faults: Vec<Fault>,
 }
@@ -173,6 +177,7 @@ impl Join {
             tensors: BTreeMap::new(),
             objects: BTreeMap::new(),
             original_shapes: BTreeMap::new(),
+            parents: None,
             version: None,
             faults: Vec::new(),
         }
@@ -180,7 +185,10 @@ impl Join {
 
     /// Adds what one metadata file says.
     fn add(&mut self, file: FileId, top: Top) {
-        let Top { described, mut stored, original_shapes, version, malformed } = top;
+        let Top { described, mut stored, original_shapes, parents, version, malformed } = top;
+        if let Some(parents) = parents {
+            self.parents.get_or_insert_default().extend(parents);
+        }
         self.version = self.version.take().or(version);
         self.original_shapes.extend(original_shapes);
         if malformed > 0 {
@@ -265,7 +273,7 @@ impl Join {
     }
 
     fn finish(self, ranks: usize) -> Metadata {
-        let Self { file, tensors, objects, original_shapes, version, faults } = self;
+        let Self { file, tensors, objects, original_shapes, parents, version, faults } = self;
         let finished = tensors.into_iter().map(|(name, Joined { dtype, shape, mut chunks })| {
             // Stable: of the copies by several ranks, that of the first rank comes first.
             chunks.sort_by(|one, other| one.offsets.cmp(&other.offsets));
@@ -279,7 +287,7 @@ impl Join {
             (name, TensorMeta { dtype, shape, chunks })
         });
         let tensors = finished.collect();
-        Metadata { tensors, objects, original_shapes, version, faults, file, ranks }
+        Metadata { tensors, objects, original_shapes, parents, version, faults, file, ranks }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The classes of `torch/distributed/checkpoint/metadata.py` and `filesystem.py` (torch 2.0 to 2.15), as far as they
 //! say which tensors there are and where their bytes lie.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::machine::{Machine, Value};
@@ -62,6 +63,8 @@ pub(super) struct Top {
     pub(super) stored: Vec<(Arc<str>, Option<Arc<[u64]>>, Stored)>,
     /// Megatron's `mcore_data`: the shape before a flattened tensor was made of it.
     pub(super) original_shapes: Vec<(Arc<str>, Arc<[u64]>)>,
+    /// From `planner_data`.
+    pub(super) parents: Option<BTreeSet<Arc<str>>>,
     /// Since torch 2.10.
     pub(super) version: Option<Arc<str>>,
     /// Entries of the two dicts that are not what they should be.
@@ -212,6 +215,7 @@ fn top(machine: &mut Machine, state: Value) -> Option<Record> {
         described: Vec::new(),
         stored: Vec::new(),
         original_shapes: Vec::new(),
+        parents: machine.take_parents(),
         version: version.text().cloned(),
         malformed: 0,
     };

@@ -1,5 +1,6 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod dcp;
 mod hugging_face;
 mod infinitrain;
 mod leftovers;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::catalog::{Catalog, Problem, Section};
+use crate::dcp::DcpError;
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, LayoutError, RankCoord};
 use crate::safetensors::SafetensorsError;
@@ -36,8 +38,14 @@ pub struct Format {
 }
 
 /// All formats.
-pub static FORMATS: &[Format] =
-    &[megatron_torch::FORMAT, infinitrain::FORMAT, hugging_face::FORMAT, torch_file::FORMAT];
+#[rustfmt::skip]
+pub static FORMATS: &[Format] = &[
+    megatron_torch::FORMAT,
+    dcp::FORMAT,
+    infinitrain::FORMAT,
+    hugging_face::FORMAT,
+    torch_file::FORMAT,
+];
 
 /// How a checkpoint is to be read.
 #[derive(Debug, Clone)]
@@ -131,6 +139,9 @@ pub enum OpenError {
         /// What is wrong with it.
         source: SafetensorsError,
     },
+    /// The metadata of a distributed checkpoint cannot be read.
+    #[error(transparent)]
+    Dcp(#[from] DcpError),
     /// A file holds something else than was expected.
     #[error("{}: {what}", path.display())]
     Content {
@@ -177,7 +188,6 @@ fn seems_text(seems: Option<&str>) -> String {
 /// Formats that users may well try, by a file that gives them away.
 fn not_read_yet(path: &Path) -> Option<&'static str> {
     const SIGNS: &[(&str, &str)] = &[
-        (".metadata", "torch_dist or another torch distributed checkpoint"),
         ("metadata.json", "torch_dist or zarr of Megatron-Core"),
         ("latest", "DeepSpeed"),
         ("mp_rank_00_model_states.pt", "DeepSpeed"),
@@ -241,7 +251,7 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
             path: path.to_path_buf(),
             seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
-                         mp_rank_* folders, model_optim_rng.pt, checkpoint_step_* or rank_* folders, \
+                         mp_rank_* folders, model_optim_rng.pt, .metadata, checkpoint_step_* or rank_* folders, \
                          model.ckpt, model.safetensors, pytorch_model.bin, a torch .pt file",
         }),
     }

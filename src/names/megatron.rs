@@ -169,8 +169,7 @@ impl Dialect {
     /// The canonical name of a stored one, with the rank's own indices.
     #[must_use]
     pub fn canonical(&self, stored: &str) -> Canonical {
-        let last = stored.rsplit('.').next().unwrap_or(stored);
-        if last.starts_with("_extra_state") || BUFFERS.contains(&last) {
+        if is_buffer(stored) {
             return Canonical::Buffer;
         }
         if stored.ends_with("word_embeddings_for_head.weight") {
@@ -213,6 +212,13 @@ impl Dialect {
             _ => name,
         }
     }
+}
+
+/// Whether a stored name is that of a buffer, which is no weight.
+#[must_use]
+pub fn is_buffer(stored: &str) -> bool {
+    let last = stored.rsplit('.').next().unwrap_or(stored);
+    last.starts_with("_extra_state") || BUFFERS.contains(&last)
 }
 
 /// The name up to the first `layers.N.`, that included.

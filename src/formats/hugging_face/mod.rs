@@ -244,7 +244,7 @@ fn misplaced(index: &Index, path: &Path, parts: &[Part]) -> Vec<Problem> {
         match holders.get(name).map(Vec::as_slice) {
             Some(holders) if holders.contains(&file) => {}
             Some([other, ..]) => {
-                bounds.problem(name, format_args!("should be in {file}, but is in {other}"))
+                bounds.problem(name, format_args!("should be in {file}, but is in {other}"));
             }
             _ => bounds.problem(name, format_args!("should be in {file}, which does not hold it")),
         }
