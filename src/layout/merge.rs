@@ -48,7 +48,7 @@ impl Merger<'_> {
     pub(super) fn merge(&self, name: &Name, locals: &[Local]) -> Result<Merged, LayoutError> {
         let sharding = self.rules.find(name.as_str());
         let mut stages: BTreeMap<(u64, u64), Vec<&Local>> = BTreeMap::new();
-        for local in locals {
+        for local in locals.iter().filter(|local| !local.is_companion) {
             stages.entry((local.rank.pp, local.rank.vp)).or_default().push(local);
         }
         // What several stages hold (embeddings beside an MTP layer, say) is one parameter and its copies.
