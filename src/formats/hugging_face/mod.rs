@@ -33,6 +33,10 @@ pub(super) const FORMAT: Format = Format { name: "hf", detect, read };
 /// What the model says of itself.
 const CONFIG: &str = "config.json";
 
+/// Where torch's `HuggingFaceStorageWriter` puts the chunks that it then makes whole tensors of
+/// (`torch/distributed/checkpoint/hf_storage.py`).
+const SHARDED: &str = "sharded";
+
 /// Files beside the tensors that go into the state of the run, by the name they have there.
 const COMPANIONS: [(&str, &str); 2] =
     [(CONFIG, "config"), ("adapter_config.json", "adapter_config")];
@@ -76,6 +80,10 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     // A file on its own is what is in it and no more.
     if path.is_dir() {
         folder.read_companions();
+        if path.join(SHARDED).is_dir() {
+            let note = "holds the same tensors once more in chunks, and is not read";
+            folder.notes.push(format!("{SHARDED}/ {note}"));
+        }
     }
     folder.into_catalog(&source, options)
 }
