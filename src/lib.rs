@@ -30,6 +30,7 @@
 //! | [`io`] | files, regions of them, positioned reads |
 //! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
 //! | [`torch`] | what `torch.save` writes: zip or stream, pickle as inert data, storages; knows nothing of ranks |
+//! | [`zarr`] | arrays of zarr version 2, chunk by chunk |
 //! | [`safetensors`] | the header of a safetensors file, checked |
 //! | [`dcp`] | what `torch.distributed.checkpoint` writes: metadata read in pieces, boxes of tensors in slices of files |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites |
@@ -45,7 +46,7 @@
 //!
 //! Where to go for a change: a new format is a file and a row in [`formats`]; a new layout rule is a line in
 //! [`layout::rules`]; a new spelling of a name is a line in [`names::megatron`]; a tensor that is stored fused is a row in
-//! `layout/unfuse.rs`; a new metric is a row in [`compare::metrics`]; a new output is a file in [`report`].
+//! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is a row in [`compare::metrics`]; a new output is a file in [`report`].
 //!
 //! # Invariants
 //!
@@ -97,6 +98,7 @@ pub mod safetensors;
 pub mod tensor;
 pub mod torch;
 pub mod verdict;
+pub mod zarr;
 
 /// Says on standard error what went wrong, a line for every cause, each with the program's name in front.
 pub fn complain(text: &str) {

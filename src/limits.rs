@@ -28,6 +28,8 @@ pub struct Limits {
     pub name: usize,
     /// Bytes that names, entries and pieces of one file's tensors come to, each entry and each further piece counted as [`ENTRY`].
     pub metadata: usize,
+    /// The same for all tensors of a checkpoint that knows no ranks.
+    pub global_metadata: usize,
     /// Bytes of what a run says of itself (`args`).
     pub facts: usize,
     /// Problems that are kept of one file; the others are counted.
@@ -68,6 +70,7 @@ pub const LIMITS: Limits = Limits {
     depth: 64,
     name: 4096,
     metadata: 80 << 20,
+    global_metadata: 768 << 20,
     facts: 16 << 20,
     problems: 1000,
     pieces: 1 << 17,

@@ -26,6 +26,24 @@ pub(super) fn facts_of(
     facts
 }
 
+/// Reads the entries of a dict that are state of the run.
+pub(super) fn state_at(
+    torch: &TorchFile,
+    dict: ValueId,
+    is_state: impl Fn(&str) -> bool,
+) -> BTreeMap<String, Fact> {
+    /// Entries at the top of a file: far more than any has.
+    const ENTRIES: usize = 256;
+    let values = torch.values();
+    let entries = values.mapping(dict).into_iter().flatten();
+    let named = entries.filter_map(|(key, value)| Some((values.as_str(key)?, value)));
+    named
+        .filter(|(key, _)| is_state(key) && key.len() <= LIMITS.name)
+        .take(ENTRIES)
+        .map(|(key, value)| (key.to_owned(), state_of(torch, value)))
+        .collect()
+}
+
 /// Reads one value of the run's state; what is longer than any such value is left out as opaque.
 pub(super) fn state_of(torch: &TorchFile, id: ValueId) -> Fact {
     /// Of each value at the top: some hundred parameter groups, not what a hostile file makes of a few.

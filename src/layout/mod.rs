@@ -2,9 +2,12 @@
 //!
 //! Shards come in under stored names with the rank that holds them; out come whole tensors under global
 //! canonical names. On the way: names ([`crate::names`]), fused tensors taken apart (`unfuse`), global
-//! indices (`numbering`), parts put together (`merge`, by the table in [`rules`]).
+//! indices (`numbering`), parts put together (`merge`, by the table in [`rules`]). Checkpoints that
+//! hold whole tensors already need only names and axes put right (`global`).
 
+pub mod cuts;
 mod facts;
+mod global;
 mod grid;
 mod merge;
 mod numbering;
@@ -22,6 +25,7 @@ use crate::names::megatron::{Canonical, Dialect};
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
 pub use facts::{Fact, Facts, parse_fact};
+pub use global::{Global, from_global};
 pub use grid::{Naming, RankCoord, RankName, World};
 pub use merge::Merged;
 pub use numbering::{Chunk, LayerNumbers, NumberingError};
@@ -96,6 +100,32 @@ pub enum LayoutError {
         /// Rank, shape and dtype of each.
         parts: Vec<String>,
     },
+    /// Tensors that hold all layers of one list have different numbers of them.
+    #[error("has {layers} layers where {other} has {others}")]
+    LayersDisagree {
+        /// Layers of this tensor.
+        layers: u64,
+        /// A tensor with another number of them.
+        other: String,
+        /// How many that one has.
+        others: u64,
+    },
+    /// A flattened tensor that does not have the form of such a one.
+    #[error("shape {shape:?} is no grid of flattened parts of {wanted:?}")]
+    NoGrid {
+        /// The stored shape.
+        shape: Vec<u64>,
+        /// The shape that it stands for.
+        wanted: Vec<u64>,
+    },
+    /// Some sections of a parameter are there without the others.
+    #[error("stored in sections {}, where {} make it up", found.join(", "), wanted.join(", "))]
+    SectionsIncomplete {
+        /// Sections found.
+        found: Vec<String>,
+        /// All the sections that there should be.
+        wanted: Vec<String>,
+    },
     /// One half of a pair is there without the other.
     #[error("its other half {other} is missing")]
     HalfMissing {
@@ -141,8 +171,8 @@ pub enum LayoutError {
     /// More lists of layers than the limit.
     #[error("more than {} lists of layers, more than any model has", LIMITS.stacks)]
     TooManyStacks,
-    /// A rank's tensors come to more than the limit.
-    #[error("this rank's tensors fall into more parts than those of any model")]
+    /// Tensors come to more than the limit.
+    #[error("with it the tensors fall into more parts than those of any model")]
     TooManyParts,
     /// A rank holds another number of experts than it should.
     #[error("a rank holds {found} experts where there should be {expected}")]

@@ -177,6 +177,19 @@ impl LayerNumbers {
         Ok(Self { offsets, noop: sorted(noop) })
     }
 
+    /// Layers whose indices are those of the whole model already; only placeholders are left to be taken out.
+    #[must_use]
+    pub(super) fn of_whole(facts: &Facts) -> Self {
+        let noop = sorted(facts.sizes("noop_layers").unwrap_or_default());
+        Self { offsets: BTreeMap::new(), noop }
+    }
+
+    /// Whether the layer of this global index has no parameters.
+    #[must_use]
+    pub(super) fn is_placeholder(&self, index: u64) -> bool {
+        self.noop.binary_search(&index).is_ok()
+    }
+
     /// The global index of a chunk's layer, placeholders not counted.
     #[must_use]
     pub fn global(&self, chunk: Chunk, local: u64) -> u64 {

@@ -349,26 +349,38 @@ impl RankChunk<'_> {
         Ok(vec![self.local(format!("{attention}{joined}"), tensor)])
     }
 
-    /// All gate rows, then all up rows, where `*_glu_interleave_size` lets them alternate.
     fn deinterleaved(&self, name: &str, view: LogicalTensor) -> Result<Local, LayoutError> {
-        let fact = if name.contains(".experts.") {
-            "moe_mlp_glu_interleave_size"
-        } else if name.contains(".shared_experts.") {
-            "moe_shared_expert_glu_interleave_size"
-        } else {
-            return Ok(self.local(name.to_owned(), view));
-        };
-        let tensor = match self.facts.size(fact).filter(|&run| run > 0) {
-            Some(run) => view
-                .split_axis(0, 2 * run)?
-                .split_axis(1, run)?
-                .transpose(0, 1)?
-                .merge_axes(0)?
-                .merge_axes(0)?,
-            None => view,
-        };
+        let tensor = deinterleaved(name, view, self.facts, 1)?;
         Ok(self.local(name.to_owned(), tensor))
     }
+}
+
+/// All gate rows, then all up rows, of a first linear whose rows alternate where `*_glu_interleave_size` says so. Where
+/// it holds the parts of several ranks, the first halves of all of them come first, then the second halves.
+pub(super) fn deinterleaved(
+    name: &str,
+    view: LogicalTensor,
+    facts: &Facts,
+    ranks: u64,
+) -> Result<LogicalTensor, LayoutError> {
+    let fact = if name.contains(".experts.") {
+        "moe_mlp_glu_interleave_size"
+    } else if name.contains(".shared_experts.") {
+        "moe_shared_expert_glu_interleave_size"
+    } else {
+        return Ok(view);
+    };
+    let Some(run) = facts.size(fact).filter(|&run| run > 0) else { return Ok(view) };
+    let mut view = view;
+    if ranks > 1 {
+        let half = first_dim(&view) / ranks.saturating_mul(2);
+        view = view.split_axis(0, half)?.split_axis(0, ranks)?.transpose(0, 1)?;
+        view = view.merge_axes(0)?.merge_axes(0)?;
+    }
+    let rows = first_dim(&view) / ranks.max(1);
+    let by_rank = view.split_axis(0, rows)?.split_axis(1, 2 * run)?.split_axis(2, run)?;
+    let by_half = by_rank.transpose(1, 2)?.transpose(0, 1)?;
+    Ok(by_half.merge_axes(0)?.merge_axes(0)?.merge_axes(0)?)
 }
 
 impl Named {

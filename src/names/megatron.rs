@@ -224,6 +224,16 @@ impl Dialect {
     }
 }
 
+/// The name without the modules that only wrap the model (Megatron-LM `fsdp_dtensor_checkpoint.py`, `_strip_wrapper_prefixes`).
+#[must_use]
+pub fn without_wrappers(stored: &str) -> &str {
+    let mut name = stored;
+    while let Some(inner) = name.strip_prefix("module.").or_else(|| name.strip_prefix("model.")) {
+        name = inner;
+    }
+    name
+}
+
 /// Whether a stored name is that of a buffer, which is no weight.
 #[must_use]
 pub fn is_buffer(stored: &str) -> bool {

@@ -352,6 +352,55 @@ impl LogicalTensor {
         Ok(selected)
     }
 
+    /// The tensors at all the indices of dimension `dim`, each without that dimension. One pass over the pieces, however many there are of both.
+    ///
+    /// # Errors
+    /// It has no such dimension, or one too long.
+    pub fn unbind(&self, dim: usize) -> Result<Vec<Self>, TensorError> {
+        self.check_dim(dim)?;
+        let count = self.shape[dim];
+        let rows = |pieces: &[Piece]| -> u64 {
+            pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.extent.sizes[dim]))
+        };
+        let further = self.replicas.iter().map(|replica| rows(&replica.pieces));
+        let mut sizes = further.chain([count, rows(&self.pieces)]);
+        let count = usize::try_from(count).ok().filter(|_| sizes.all(|size| size <= LIMITS.layers));
+        let count = count.ok_or(TensorError::TooManyPieces)?;
+        let mut shape = self.shape.clone();
+        shape.remove(dim);
+        let source = |source: &Source| Self {
+            dtype: self.dtype,
+            shape: shape.clone(),
+            source: source.clone(),
+            pieces: Vec::new(),
+            replicas: Vec::new(),
+            merge: self.merge,
+        };
+        let mut parts = vec![source(&self.source); count];
+        let element = self.dtype.size();
+        for piece in &self.pieces {
+            piece.unbind(dim, element, |at, piece| {
+                if let Some(part) = parts.get_mut(at) {
+                    part.pieces.push(piece);
+                }
+            });
+        }
+        for replica in &self.replicas {
+            for piece in &replica.pieces {
+                piece.unbind(dim, element, |at, piece| {
+                    let Some(part) = parts.get_mut(at) else { return };
+                    match part.replicas.iter_mut().find(|known| known.source == replica.source) {
+                        Some(known) => known.pieces.push(piece),
+                        None => part
+                            .replicas
+                            .push(Replica { source: replica.source.clone(), pieces: vec![piece] }),
+                    }
+                });
+            }
+        }
+        Ok(parts)
+    }
+
     /// The tensor with two dimensions exchanged.
     ///
     /// # Errors

@@ -174,7 +174,11 @@ impl<'r> Maker<'r> {
             1 if size > 0 => {
                 let at = self.random.below(size);
                 let index = Selecting { dim: Axis(dim), at: small(at) };
-                model.map(|tensor| tensor.select(dim, at).unwrap(), &index)
+                if self.random.one_in(2) {
+                    return model.map(|tensor| tensor.select(dim, at).unwrap(), &index);
+                }
+                let unbound = |tensor: &LogicalTensor| tensor.unbind(dim).unwrap();
+                model.map(|tensor| unbound(tensor).swap_remove(small(at)), &index)
             }
             2 | 3 => {
                 let other = self.random.index(rank);

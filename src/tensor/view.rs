@@ -126,6 +126,18 @@ impl Piece {
         }
     }
 
+    /// The part at each index of dimension `dim`, without that dimension.
+    pub(super) fn unbind(&self, dim: usize, element: u64, mut each: impl FnMut(usize, Self)) {
+        let first = self.extent.offsets[dim];
+        let mut part = self.clone();
+        part.squeeze(dim);
+        for row in 0..self.extent.sizes[dim] {
+            let Ok(at) = usize::try_from(first + row) else { return };
+            let offset = self.offset + row * self.strides[dim] * element;
+            each(at, Self { offset, ..part.clone() });
+        }
+    }
+
     /// Drops dimension `dim`, of which the piece holds one index.
     pub(super) fn squeeze(&mut self, dim: usize) {
         self.extent.offsets.remove(dim);

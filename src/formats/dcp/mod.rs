@@ -20,6 +20,7 @@ use crate::layout::Fact;
 use crate::names::{Name, is_vocabulary};
 use crate::tensor::{ByteOrder, LogicalTensor};
 
+use super::megatron_dist::fsdp;
 use super::state::state_of;
 use super::{Format, Located, OpenError, OpenOptions};
 use names::{Named, Names, is_flat_parameter};
@@ -43,6 +44,10 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     }
     let mut files = FileSet::default();
     let metadata = Metadata::read(&located.path, &mut files)?;
+    // The names of the files are the same; those of the tensors tell.
+    if options.format.is_none() && fsdp::claims(&metadata, &located.path) {
+        return Ok(fsdp::read_with(metadata, files, located, options));
+    }
     Ok(read_with(metadata, files, located, options))
 }
 

@@ -65,7 +65,6 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     let Some(source) = source else {
         return Err(OpenError::Unrecognized {
             path: path.clone(),
-            seems: None,
             looked_for: "model.safetensors, pytorch_model.bin, their numbered parts or an index of them",
         });
     };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
-use crate::formats::merged::insert_merged;
+use crate::formats::merged::{insert_merged, tie_output_layer};
 use crate::formats::{Located, OpenOptions};
 use crate::io::FileSet;
 use crate::layout::rules::Rules;
@@ -13,7 +13,7 @@ use crate::layout::{
     assemble_beside,
 };
 use crate::names::Name;
-use crate::tensor::{LogicalTensor, StoredTensor};
+use crate::tensor::StoredTensor;
 
 use super::FORMAT;
 use super::optimizer::{Kept, Param};
@@ -220,29 +220,6 @@ impl Lacking {
             &format!("not all of it is stored on some rank{others}"),
         ))
     }
-}
-
-/// With tied weights the output layer is the word embeddings; the last of several stages keeps a copy.
-fn tie_output_layer(
-    catalog: &mut Catalog,
-    prefix: &str,
-    mut copy: Option<LogicalTensor>,
-    facts: &Facts,
-) {
-    let output = Name::new(format!("{prefix}output_layer.weight"));
-    let embedding = Name::new(format!("{prefix}embedding.word_embeddings.weight"));
-    if copy.is_none() && (!facts.are_weights_tied() || catalog.tensors.contains_key(&output)) {
-        return;
-    }
-    if copy.is_some() && facts.size("mtp_num_layers").is_some_and(|layers| layers > 0) {
-        // The stage that predicts further tokens has its own copy; this one is not kept up (Megatron-LM
-        // `language_module.py`), so it says nothing.
-        catalog
-            .notes
-            .push("left out a copy of the tied output layer that training does not use".into());
-        copy = None;
-    }
-    catalog.tie(output, embedding, copy);
 }
 
 fn layout_text(world: &World, chunks: usize) -> String {

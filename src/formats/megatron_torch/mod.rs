@@ -214,7 +214,6 @@ fn rank_folders(
     if found.is_empty() {
         return Err(OpenError::Unrecognized {
             path: path.to_path_buf(),
-            seems: None,
             looked_for: "model_optim_rng.pt in the mp_rank_* folders",
         });
     }

@@ -3,17 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use crate::catalog::Problem;
-use crate::formats::state::{facts_of, state_of};
-use crate::formats::torch_file::key_text;
-use crate::formats::walk::{Bounds, Excess, joined};
+use crate::formats::state::{facts_of, state_at};
+use crate::formats::state_dict::Walk;
+use crate::formats::walk::Bounds;
 use crate::io::{FileId, FileSet};
 use crate::layout::{Fact, Facts};
 use crate::limits::LIMITS;
-use crate::tensor::StoredTensor;
-use crate::torch::{TorchFile, Value, ValueId};
+use crate::torch::{TorchFile, ValueId};
 
 use super::distrib_optim::Buffers;
 use super::optimizer::{
@@ -193,21 +191,10 @@ fn chain_text(error: &dyn Error) -> String {
 
 /// Everything at the top but models, optimizers and `args`.
 fn state_at_top(torch: &TorchFile) -> BTreeMap<String, Fact> {
-    let values = torch.values();
-    let entries = values.mapping(torch.root()).into_iter().flatten();
-    let is_state = |key: &str| {
+    state_at(torch, torch.root(), |key| {
         chunk_number(key).is_none() && !key.ends_with("_model") && key != OPTIMIZER && key != "args"
-    };
-    let named = entries.filter_map(|(key, value)| Some((values.as_str(key)?, value)));
-    named
-        .filter(|(key, _)| is_state(key) && key.len() <= LIMITS.name)
-        .take(STATE_ENTRIES)
-        .map(|(key, value)| (key.to_owned(), state_of(torch, value)))
-        .collect()
+    })
 }
-
-/// Entries at the top of a file: far more than any has.
-const STATE_ENTRIES: usize = 256;
 
 /// `model` is the only chunk, `model0`, `model1`, ... are virtual pipeline stages. `ema_model` and the like are no model.
 fn chunk_number(key: &str) -> Option<u64> {
@@ -217,52 +204,4 @@ fn chunk_number(key: &str) -> Option<u64> {
     }
     let is_number = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| digits.parse().ok()).flatten()
-}
-
-/// Collects the tensors of a nest of dicts under dotted names.
-struct Walk<'a> {
-    torch: &'a TorchFile,
-    bounds: &'a mut Bounds,
-    left_out: usize,
-    tensors: Vec<(Arc<str>, StoredTensor)>,
-}
-
-impl Walk<'_> {
-    fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), Excess> {
-        self.bounds.enter(name, depth)?;
-        let values = self.torch.values();
-        let is_extra_state =
-            name.rsplit('.').next().is_some_and(|last| last.starts_with("_extra_state"));
-        if is_extra_state {
-            self.left_out += 1;
-            return Ok(());
-        }
-        match self.torch.tensor(id) {
-            Ok(Some(tensor)) => {
-                self.tensors.push((name.into(), tensor));
-                return Ok(());
-            }
-            Err(error) => {
-                self.bounds.problem(name, error);
-                return Ok(());
-            }
-            Ok(None) => {}
-        }
-        if let Some(members) = values.mapping(id) {
-            for (key, member) in members {
-                let name = joined(name, &key_text(self.torch, key));
-                self.collect(&name, member, depth + 1)?;
-            }
-            return Ok(());
-        }
-        match values.get(id) {
-            Value::Call(_) => {
-                let class = values.class_name(id).unwrap_or_else(|| "an object".to_owned());
-                let message = format!("holds {class}, which is no tensor that can be read");
-                self.bounds.problem(name, message);
-            }
-            _ => self.left_out += 1,
-        }
-        Ok(())
-    }
 }

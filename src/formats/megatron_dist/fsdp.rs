@@ -1,0 +1,131 @@
+//! `fsdp_dtensor` and `torch_dcp`: torch's distributed checkpoint of a state dict, under the modules' own names.
+//!
+//! Facts from Megatron-LM core_v0.14 to 0.19 (`megatron/training/checkpointing.py`, `core/transformer/fsdp_dtensor_checkpoint.py`).
+
+use std::path::Path;
+
+use crate::catalog::{Catalog, Problem, Section};
+use crate::dcp::{Checkpoint, Metadata};
+use crate::io::FileSet;
+
+use super::super::state::{facts_of, state_of};
+use super::super::walk::Bounds;
+use super::super::{Format, Located, OpenError, OpenOptions};
+use super::{Common, Key, dcp, in_full, into_catalog, torch_dist};
+
+/// `megatron-fsdp`: its files are those of any distributed checkpoint, so only the names of its tensors tell it.
+pub(in super::super) const FORMAT: Format =
+    Format { name: "megatron-fsdp", detect: |_| false, read };
+
+/// Linears by Megatron's own names.
+const LINEARS: [&str; 4] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"];
+
+/// Whether a distributed checkpoint without `metadata.json` is Megatron's, as its keys tell.
+pub(in super::super) fn claims(metadata: &Metadata, folder: &Path) -> bool {
+    torch_dist::claims(metadata, folder)
+        || metadata.tensors.keys().any(|key| {
+            let mut components = key.split('.');
+            key.contains(".layers.") && components.any(|component| LINEARS.contains(&component))
+        })
+}
+
+fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let mut files = FileSet::default();
+    let metadata = Metadata::read(&located.path, &mut files)?;
+    Ok(read_with(metadata, files, located, options))
+}
+
+/// Reads a checkpoint that is Megatron's, as [`claims`] says of its metadata.
+pub(in super::super) fn read_with(
+    metadata: Metadata,
+    files: FileSet,
+    located: &Located,
+    options: &OpenOptions,
+) -> Catalog {
+    if torch_dist::claims(&metadata, &located.path) {
+        return torch_dist::read_with(metadata, files, located, options);
+    }
+    // A state dict of the model alone has no sections.
+    let has_sections = metadata.tensors.keys().any(|key| key.starts_with("model."));
+    let is_other = |key: &str| has_sections && !key.starts_with("model.");
+    let wanted = |key: &str| match parse(key) {
+        Key::Weight(_) => !is_other(key) || is_of_run(key),
+        _ => options.wants(Section::Optimizer),
+    };
+    let is_left_out = |key: &str| matches!(parse(key), Key::Weight(_)) && is_other(key);
+    let keys = metadata.tensors.keys().filter(|key| is_left_out(key));
+    let left_out: Vec<String> = keys.map(ToString::to_string).collect();
+    let (checkpoint, mut found) = dcp::open(metadata, files, &located.path, wanted);
+    found.tensors.retain(|stored| !is_left_out(&stored.key));
+    let (common, problems) = of_objects(&checkpoint, &found.files, &found.objects);
+    found.common = common;
+    found.problems.extend(problems);
+    found.objects.extend(left_out);
+    into_catalog(found, FORMAT.name, located, options, parse)
+}
+
+/// `optimizer.state.<parameter>.<state>`, else a weight.
+fn parse(key: &str) -> Key<'_> {
+    let Some(of_optimizer) = key.strip_prefix("optimizer.") else { return Key::Weight(key) };
+    let state = of_optimizer.strip_prefix("state.").and_then(|rest| rest.rsplit_once('.'));
+    match state {
+        Some((name, state)) => Key::State { state, name },
+        None => Key::Optimizer(of_optimizer),
+    }
+}
+
+/// Whether an object says something of the run in few words.
+fn is_of_run(key: &str) -> bool {
+    let section = key.split('.').next().unwrap_or(key);
+    !matches!(section, "model" | "optimizer" | "rng_state" | "rerun_state_machine")
+}
+
+/// What the run says of itself, an object each.
+fn of_objects(
+    checkpoint: &Checkpoint,
+    files: &FileSet,
+    objects: &[String],
+) -> (Common, Vec<Problem>) {
+    /// Far more than any run has.
+    const MOST: usize = 256;
+    let mut common = Common::default();
+    let mut problems = Vec::new();
+    for key in objects.iter().filter(|key| is_of_run(key)).take(MOST) {
+        let torch = match checkpoint.object(key, files) {
+            Ok(torch) => torch,
+            Err(error) => {
+                let message = in_full(&error);
+                problems.push(Problem { file: None, tensor: Some(key.clone()), message });
+                continue;
+            }
+        };
+        let (values, root) = (torch.values(), torch.root());
+        match key.as_str() {
+            "args" => {
+                let mut bounds = Bounds::new(Path::new(key));
+                common.args = facts_of(&torch, root, &mut bounds).unwrap_or_default();
+                problems.extend(bounds.into_problems());
+            }
+            _ => {
+                if key == "iteration" {
+                    common.iteration = values.as_u64(root);
+                }
+                common.state.insert(key.clone(), state_of(&torch, root));
+            }
+        }
+    }
+    (common, problems)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_come_last_in_a_key() {
+        let name = "module.module.decoder.layers.0.mlp.linear_fc1.weight_w";
+        let key = format!("optimizer.state.{name}.exp_avg");
+        assert_eq!(parse(&key), Key::State { state: "exp_avg", name });
+        assert_eq!(parse("model.a.weight"), Key::Weight("model.a.weight"));
+    }
+}

@@ -1,0 +1,317 @@
+//! Megatron-Core's distributed checkpoints: whole tensors under global names, whatever ranks wrote them.
+//!
+//! What is the same for all of them is here: names, sections, what the run says of itself. Where the bytes are is each
+//! backend's own business. Facts from Megatron-LM core_v0.4 to core_v0.19 (`megatron/training/checkpointing.py`,
+//! `core/dist_checkpointing`, `core/optimizer/distrib_optimizer.py`).
+
+mod dcp;
+pub(super) mod fsdp;
+pub(super) mod torch_dist;
+pub(super) mod zarr;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::io::FileSet;
+use crate::layout::rules::Rules;
+use crate::layout::{Fact, Facts, Global, from_global};
+use crate::names::Name;
+use crate::names::megatron::without_wrappers;
+use crate::tensor::LogicalTensor;
+use crate::torch::{TorchFile, ValueId};
+
+use super::merged::tie_output_layer;
+use super::state::{facts_of, state_at};
+use super::walk::Bounds;
+use super::{Located, OpenOptions};
+
+/// The file that says which backend wrote a checkpoint. It is written last.
+const METADATA: &str = "metadata.json";
+/// What is no tensor of any rank's own, up to core 0.18; later it is an object among the others.
+const COMMON: &str = "common.pt";
+/// A checkpoint within a checkpoint, which NVIDIA's model optimizer keeps for itself.
+const MODELOPT: &str = "modelopt_state";
+
+/// The name of the backend that `metadata.json` gives; `None` where there is no such file or it says none.
+fn backend(folder: &Path) -> Option<String> {
+    /// It has two or four short entries.
+    const LONGEST: u64 = 1 << 16;
+    let path = folder.join(METADATA);
+    let meta = std::fs::metadata(&path).ok()?;
+    if !meta.is_file() || meta.len() > LONGEST {
+        return None;
+    }
+    let content: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+    Some(content.get("sharded_backend")?.as_str()?.to_owned())
+}
+
+/// A tensor of a distributed checkpoint.
+struct Stored {
+    key: Arc<str>,
+    tensor: LogicalTensor,
+    /// The shape of the parameter, where this is a grid of flattened parts of it.
+    flattened: Option<Vec<u64>>,
+}
+
+/// What a backend found.
+struct Found {
+    files: FileSet,
+    tensors: Vec<Stored>,
+    /// The keys of what is no tensor.
+    objects: Vec<String>,
+    common: Common,
+    problems: Vec<Problem>,
+    notes: Vec<String>,
+    /// Files with tensors in them.
+    shards: usize,
+}
+
+/// What the checkpoint holds once for all ranks.
+#[derive(Debug, Default)]
+struct Common {
+    args: BTreeMap<String, Fact>,
+    state: BTreeMap<String, Fact>,
+    iteration: Option<u64>,
+}
+
+impl Common {
+    /// Reads it from a dict.
+    fn read(torch: &TorchFile, root: ValueId, path: &Path) -> (Self, Vec<Problem>) {
+        let values = torch.values();
+        let mut bounds = Bounds::new(path);
+        let args = values.dict_get(root, "args");
+        if values.mapping(root).is_none() {
+            bounds.problem("", "holds no dict of what the run says of itself");
+        }
+        let common = Self {
+            args: args.and_then(|args| facts_of(torch, args, &mut bounds)).unwrap_or_default(),
+            state: state_at(torch, root, |key| key != "args"),
+            iteration: values.dict_get(root, "iteration").and_then(|id| values.as_u64(id)),
+        };
+        (common, bounds.into_problems())
+    }
+
+    /// `common.pt`; `None` where there is no such file. Without it the tensors are the same, so a damaged one is a problem only.
+    fn of_folder(folder: &Path, files: &mut FileSet) -> Option<(Self, Vec<Problem>)> {
+        let path = folder.join(COMMON);
+        path.symlink_metadata().ok()?;
+        let mut bounds = Bounds::new(&path);
+        let torch = match files.add(&path) {
+            Ok(file) => TorchFile::open(files, files.whole(file)).map_err(|error| in_full(&error)),
+            Err(error) => Err(error.to_string()),
+        };
+        match torch {
+            Ok(torch) => Some(Self::read(&torch, torch.root(), &path)),
+            Err(message) => {
+                bounds.problem("", message);
+                Some((Self::default(), bounds.into_problems()))
+            }
+        }
+    }
+
+    /// How the distributed optimizer cut its state, where it says so.
+    fn optimizer_sharding(&self) -> Option<&str> {
+        let text = |outer: &str, inner: &str| match self.state.get(outer) {
+            Some(Fact::Map(entries)) => match entries.get(inner) {
+                Some(Fact::Text(text)) => Some(text.as_str()),
+                _ => None,
+            },
+            _ => None,
+        };
+        text("optimizer", "param_state_sharding_type")
+            .or_else(|| text("content_metadata", "distrib_optim_sharding_type"))
+    }
+}
+
+/// An error and its causes.
+fn in_full(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+/// What a key names.
+#[derive(Debug, PartialEq, Eq)]
+enum Key<'k> {
+    /// A parameter.
+    Weight(&'k str),
+    /// A state of the optimizer for a parameter.
+    State { state: &'k str, name: &'k str },
+    /// A state of the optimizer for all the parameters of a bucket.
+    Bucket { state: &'k str, bucket: &'k str },
+    /// Something else of the optimizer.
+    Optimizer(&'k str),
+}
+
+/// `[chained_<k>.]optimizer.state.<state>.<parameter>`, `[chained_<k>.]optimizer.distributed.<bucket>.<state>`, else a weight.
+fn parse(key: &str) -> Key<'_> {
+    let unchained = key.strip_prefix("chained_").and_then(|rest| {
+        let (number, rest) = rest.split_once('.')?;
+        number.bytes().all(|byte| byte.is_ascii_digit()).then_some(rest)
+    });
+    let Some(of_optimizer) = unchained.unwrap_or(key).strip_prefix("optimizer.") else {
+        return Key::Weight(key);
+    };
+    if let Some((state, name)) =
+        of_optimizer.strip_prefix("state.").and_then(|rest| rest.split_once('.'))
+    {
+        return Key::State { state, name };
+    }
+    match of_optimizer.rsplit_once('.') {
+        Some((bucket, state)) if bucket.starts_with("distributed.") => {
+            Key::Bucket { state, bucket }
+        }
+        _ => Key::Optimizer(of_optimizer),
+    }
+}
+
+/// What the optimizer stored for whole groups of parameters.
+#[derive(Default)]
+struct Buckets {
+    tensors: Vec<(Name, LogicalTensor)>,
+    /// Objects with the states of a group of ranks in them, without any names.
+    nameless: Vec<String>,
+}
+
+/// Puts what a backend found under canonical names.
+fn into_catalog(
+    found: Found,
+    format: &'static str,
+    located: &Located,
+    options: &OpenOptions,
+    parse: impl Fn(&str) -> Key<'_>,
+) -> Catalog {
+    let Found { files, tensors, objects, common, problems, notes, shards } = found;
+    let facts = Facts::new(common.args.clone(), &options.facts);
+    let wants_optimizer = options.wants(Section::Optimizer);
+    let mut buckets = Buckets::default();
+    let mut globals = Vec::new();
+    for Stored { key, tensor, flattened } in tensors {
+        let (state, name) = match parse(&key) {
+            Key::Weight(name) => (None, name),
+            _ if !wants_optimizer => continue,
+            Key::State { state, name } => (Some(state.into()), name),
+            Key::Bucket { state, bucket } => {
+                buckets.tensors.push((Name::new(format!("optimizer.{state}.{bucket}")), tensor));
+                continue;
+            }
+            Key::Optimizer(rest) => {
+                buckets.tensors.push((Name::new(format!("optimizer.{rest}")), tensor));
+                continue;
+            }
+        };
+        let name = without_wrappers(name).to_owned();
+        globals.push(Global { stored_name: Arc::clone(&key), state, name, tensor, flattened });
+    }
+    if wants_optimizer {
+        let has_states = |key: &&String| match parse(key) {
+            Key::Bucket { state, .. } => state.starts_with("param_state/"),
+            _ => false,
+        };
+        buckets.nameless = objects.iter().filter(has_states).cloned().collect();
+    }
+    let rules = Rules::new(&options.rules);
+    let assembly = from_global(globals, &facts, &rules);
+    let origin = Origin {
+        format,
+        layout: layout_text(&facts),
+        iteration: common.iteration.or(located.iteration),
+        shards,
+        left_out: objects.len() + assembly.buffers,
+        ..Origin::default()
+    };
+    let sharding = common.optimizer_sharding().map(str::to_owned);
+    let mut catalog = Catalog::new(origin, files);
+    catalog.problems = problems;
+    catalog.notes = notes;
+    catalog.state = common.state;
+    catalog.state.extend(facts.of_run().map(|args| ("args".to_owned(), Fact::Map(args))));
+    for (name, error) in assembly.problems {
+        catalog.problems.push(Problem::of_tensor(name, &error));
+    }
+    for (name, merged) in assembly.tensors {
+        if options.wants(Section::of(name.as_str())) {
+            catalog.insert(name, Entry { tensor: merged.tensor, is_vocab: merged.is_vocab });
+        }
+    }
+    add_buckets(&mut catalog, buckets, sharding.as_deref());
+    if options.wants(Section::Model) {
+        let copy = assembly.tied_copies.into_values().next();
+        tie_output_layer(&mut catalog, "", copy, &facts);
+    }
+    if located.path.join(MODELOPT).is_dir() {
+        catalog.notes.push(format!("left out {MODELOPT}, which is no part of the model"));
+    }
+    catalog
+}
+
+/// Buckets go in under their own names: only one of the same layout is comparable.
+fn add_buckets(catalog: &mut Catalog, buckets: Buckets, sharding: Option<&str>) {
+    let kind = sharding.map(|kind| format!(" ({kind})")).unwrap_or_default();
+    if !buckets.tensors.is_empty() {
+        catalog.notes.push(format!(
+            "the optimizer's states are stored by bucket{kind}, without the names of parameters: a bucket is compared with \
+             the same bucket only, and what lies between its parameters is not initialised"
+        ));
+    }
+    for (name, tensor) in buckets.tensors {
+        catalog.insert(name, Entry { tensor, is_vocab: false });
+    }
+    for key in buckets.nameless {
+        let message = format!(
+            "holds the optimizer's states of a group of ranks{kind} without the names of parameters, so they cannot be compared"
+        );
+        catalog.problems.push(Problem { file: None, tensor: Some(key), message });
+    }
+}
+
+/// The layout of the run that wrote it, which shows in nothing but its own words.
+fn layout_text(facts: &Facts) -> String {
+    let axes = [
+        ("tp", "tensor_model_parallel_size", true),
+        ("pp", "pipeline_model_parallel_size", true),
+        ("ep", "expert_model_parallel_size", false),
+    ];
+    let sizes = axes.iter().filter_map(|(axis, fact, always)| {
+        let size = facts.size(fact).filter(|&size| *always || size > 1)?;
+        Some(format!("{axis}{size}"))
+    });
+    sizes.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_the_optimizer_are_told_from_weights() {
+        let state = |state, name| Key::State { state, name };
+        for (key, expected) in [
+            ("decoder.final_layernorm.weight", Key::Weight("decoder.final_layernorm.weight")),
+            (
+                "optimizer.state.exp_avg.output_layer.weight",
+                state("exp_avg", "output_layer.weight"),
+            ),
+            (
+                "chained_1.optimizer.state.fp32_param.decoder.layers.mlp.linear_fc1.weight",
+                state("fp32_param", "decoder.layers.mlp.linear_fc1.weight"),
+            ),
+            (
+                "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1.exp_avg",
+                Key::Bucket {
+                    state: "exp_avg",
+                    bucket: "distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1",
+                },
+            ),
+            ("optimizer.other", Key::Optimizer("other")),
+        ] {
+            assert_eq!(parse(key), expected, "{key}");
+        }
+    }
+}

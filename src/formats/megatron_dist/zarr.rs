@@ -1,0 +1,89 @@
+//! Checkpoints of the `zarr` backend (core 0.4 to 0.15): a zarr array a tensor.
+
+use std::path::Path;
+
+use crate::catalog::{Catalog, Problem};
+use crate::io::FileSet;
+use crate::zarr::{self, HEADER};
+
+use super::super::{Format, Located, OpenError, OpenOptions};
+use super::{Common, Found, MODELOPT, Stored, backend, into_catalog, parse};
+
+/// `megatron-zarr`: `metadata.json` says `zarr`.
+pub(in super::super) const FORMAT: Format = Format { name: "megatron-zarr", detect, read };
+
+fn detect(path: &Path) -> bool {
+    backend(path).as_deref() == Some("zarr")
+}
+
+fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let mut files = FileSet::default();
+    let (common, mut problems) = Common::of_folder(&located.path, &mut files).unwrap_or_default();
+    let mut tensors = Vec::new();
+    let mut objects = Vec::new();
+    let mut shards = 0;
+    for key in keys(&located.path)? {
+        let folder = located.path.join(&key);
+        if folder.join(HEADER).symlink_metadata().is_err() {
+            objects.extend(read_objects(&mut files, &folder, &key, &mut problems)?);
+            continue;
+        }
+        match zarr::open(&mut files, &folder, &key) {
+            Ok(array) if array.missing.is_empty() => {
+                shards += array.chunks;
+                tensors.push(Stored { key: key.into(), tensor: array.tensor, flattened: None });
+            }
+            Ok(array) => problems.extend(array.missing.into_iter().map(|path| Problem {
+                file: Some(path),
+                tensor: Some(key.clone()),
+                message: "the file of this chunk is missing".to_owned(),
+            })),
+            Err(error) => problems.push(Problem::of_tensor(key, &error)),
+        }
+    }
+    let found = Found { files, tensors, objects, common, problems, notes: Vec::new(), shards };
+    Ok(into_catalog(found, FORMAT.name, located, options, parse))
+}
+
+/// The folders of tensors and objects, sorted. Those that end in `.sync` are locks with empty files in them.
+fn keys(path: &Path) -> Result<Vec<String>, OpenError> {
+    let io_error = |source| OpenError::Io { path: path.to_path_buf(), source };
+    let mut keys = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(io_error)? {
+        let entry = entry.map_err(io_error)?;
+        let key = entry.file_name().to_string_lossy().into_owned();
+        if !key.ends_with(".sync") && key != MODELOPT && entry.path().is_dir() {
+            keys.push(key);
+        }
+    }
+    keys.sort();
+    Ok(keys)
+}
+
+/// The objects of a folder that holds no array: a torch file each. Anything else there is what is left of an array.
+fn read_objects(
+    files: &mut FileSet,
+    folder: &Path,
+    key: &str,
+    problems: &mut Vec<Problem>,
+) -> Result<Vec<String>, OpenError> {
+    let io_error = |source| OpenError::Io { path: folder.to_path_buf(), source };
+    let mut objects = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(io_error)? {
+        let name = entry.map_err(io_error)?.file_name().to_string_lossy().into_owned();
+        match name.strip_suffix(".pt").filter(|name| name.starts_with("shard_")) {
+            Some(shard) => {
+                // Known, though nothing of it is read: `check` looks for files that belong to nothing.
+                drop(files.add(&folder.join(&name)));
+                objects.push(format!("{key}/{shard}"));
+            }
+            None => {
+                let message = format!("holds {name} but no {HEADER}, so it cannot be read");
+                let file = Some(folder.to_path_buf());
+                problems.push(Problem { file, tensor: Some(key.to_owned()), message });
+                break;
+            }
+        }
+    }
+    Ok(objects)
+}

@@ -1,0 +1,411 @@
+//! Global tensors of Megatron-Core's distributed checkpoints -> logical tensors under canonical names.
+//!
+//! Such a checkpoint knows no ranks: it holds whole tensors, but of a shape of its own. All layers of a list may lie in
+//! one tensor, all experts of a layer in another axis of it, one parameter in several sections, and the parts of an
+//! optimizer state flattened. Here each becomes what [`super::assemble`] makes of the shards of the same parameter.
+//! Sources: Megatron-LM core_v0.4 to core_v0.19 (`core/transformer/transformer_block.py`, `mlp.py`, `moe/experts.py`,
+//! `core/ssm`: each `sharded_state_dict`; `core/dist_checkpointing/strategies/torch.py`; `fsdp_dtensor_checkpoint.py`).
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, LazyLock};
+
+use crate::limits::{ENTRY, LIMITS};
+use crate::names::Name;
+use crate::names::megatron::{Canonical, Dialect, is_buffer};
+use crate::names::pattern::SuffixTable;
+use crate::tensor::{LogicalTensor, TensorError};
+
+use super::numbering::{LayerName, LayerNumbers, excessive_index};
+use super::rules::{Rules, Sharding};
+use super::unfuse::deinterleaved;
+use super::{Assembly, Chunk, Facts, LayoutError, Merged, is_expert};
+
+/// A whole tensor of a distributed checkpoint.
+#[derive(Debug, Clone)]
+pub struct Global {
+    /// The name in the checkpoint.
+    pub stored_name: Arc<str>,
+    /// The state of the optimizer that it is (`exp_avg`, `fp32_param`, ...); none for a weight.
+    pub state: Option<Arc<str>>,
+    /// The parameter, by the name that the model has for it.
+    pub name: String,
+    /// All of it.
+    pub tensor: LogicalTensor,
+    /// The parameter's shape, where the tensor is a grid of flattened parts of it.
+    pub flattened: Option<Vec<u64>>,
+}
+
+/// What parts of a parameter are stored under names of their own, in the order in which they make it up.
+/// `V#` stands for `V0`, `V1`, ...
+type Sections = &'static [&'static [&'static str]];
+
+#[rustfmt::skip]
+static SECTIONS: &[(&str, Sections)] = &[
+    // gate and up, with `singleton_local_shards` and in fsdp_dtensor
+    ("linear_fc1.{weight,bias,weight#,bias#}",      &[&["w", "v"]]),
+    // Mamba-2, gated delta product
+    ("mixer.in_proj.{weight,bias}",                 &[&["z", "x", "B", "C", "dt"], &["z", "V#", "K#", "Q", "b#", "a"]]),
+    ("mixer.{conv1d.weight,conv1d.bias,conv1d_weight,conv1d_bias}", &[&["x", "B", "C"], &["V#", "K#", "Q"]]),
+    // gated delta net and its second version
+    ("self_attention.in_proj.{weight,bias}",        &[&["query", "key", "value", "z", "beta", "alpha"], &["query", "key", "value", "z", "f", "b", "w"]]),
+    ("self_attention.{conv1d.weight,conv1d.bias,conv1d_weight,conv1d_bias}", &[&["query", "key", "value"]]),
+];
+
+static TABLE: LazyLock<SuffixTable<Sections>> =
+    LazyLock::new(|| SuffixTable::new(SECTIONS.iter().copied()));
+
+/// Gives the tensors of a distributed checkpoint their canonical names and shapes; those of the optimizer become
+/// `optimizer.<state>.<name>`.
+#[must_use]
+pub fn from_global(tensors: Vec<Global>, facts: &Facts, rules: &Rules) -> Assembly {
+    let mut assembly = Assembly::default();
+    let mut parts = Parts::new();
+    let mut unbinder = Unbinder::new(facts);
+    for global in tensors {
+        if is_buffer(&global.name) {
+            assembly.buffers += 1;
+            continue;
+        }
+        let stored_name = Arc::clone(&global.stored_name);
+        if let Err(error) = unbinder.take(global, &mut parts) {
+            assembly.problems.push((stored_name.to_string(), error));
+        }
+    }
+    let parts = joined(parts, &mut assembly);
+    let dialect = Dialect::detect(parts.keys().map(|(_, name)| name.as_str()));
+    let numbers = LayerNumbers::of_whole(facts);
+    let finisher = Finisher { dialect: &dialect, numbers: &numbers, facts, rules };
+    for ((state, name), part) in parts {
+        let stored_name = Arc::clone(&part.stored_name);
+        if let Err(error) = finisher.add(state.as_deref(), &name, part, &mut assembly) {
+            assembly.problems.push((stored_name.to_string(), error));
+        }
+    }
+    assembly
+}
+
+/// A parameter of one layer and one expert, or a section of it.
+struct Part {
+    stored_name: Arc<str>,
+    tensor: LogicalTensor,
+    was_flattened: bool,
+}
+
+/// By state of the optimizer, weights first, and by the model's name with all indices in it.
+type Parts = BTreeMap<(Option<Arc<str>>, String), Part>;
+
+/// What a part counts for, besides its name and its pieces: about what all of it takes on its way.
+const PART: usize = 4 * ENTRY;
+
+/// Takes tensors apart along the axes that hold all layers of a list, or all experts of a layer.
+struct Unbinder {
+    numbers: LayerNumbers,
+    /// How many layers a list has, by what stands before their number, and which tensor said so.
+    layers: HashMap<String, (u64, Arc<str>)>,
+    /// Bytes that names, entries and pieces may still come to.
+    left: usize,
+}
+
+/// A tensor on its way through [`Unbinder`], and the shape that it has when it is no longer flattened.
+type Unbound = (String, LogicalTensor, Option<Vec<u64>>);
+
+impl Unbinder {
+    fn new(facts: &Facts) -> Self {
+        let numbers = LayerNumbers::of_whole(facts);
+        Self { numbers, layers: HashMap::new(), left: LIMITS.global_metadata }
+    }
+
+    fn take(&mut self, global: Global, parts: &mut Parts) -> Result<(), LayoutError> {
+        let Global { stored_name, state, name, tensor, flattened } = global;
+        let was_flattened = flattened.is_some();
+        let mut todo: Vec<Unbound> = vec![(name, tensor, flattened)];
+        let mut done: Vec<Part> = Vec::new();
+        let mut names = Vec::new();
+        while let Some((name, tensor, flattened)) = todo.pop() {
+            if let Some(at) = missing_index(&name) {
+                self.unbind(&name, at, (tensor, flattened), &stored_name, &mut todo)?;
+                continue;
+            }
+            if tensor.pieces().is_empty() && tensor.numel() > 0 && self.is_placeholder(&name) {
+                continue;
+            }
+            let tensor = match flattened {
+                Some(shape) => unflattened(tensor, &shape)?,
+                None => tensor,
+            };
+            let bytes = name.len() + PART + ENTRY * tensor.pieces().len();
+            self.left = self.left.checked_sub(bytes).ok_or(LayoutError::TooManyParts)?;
+            names.push(name.replace(".experts.experts.", ".experts.local_experts."));
+            done.push(Part { stored_name: Arc::clone(&stored_name), tensor, was_flattened });
+        }
+        for (name, part) in names.into_iter().zip(done) {
+            let other = parts.get(&(state.clone(), name.clone()));
+            if let Some(other) = other.map(|other| other.stored_name.to_string()) {
+                return Err(LayoutError::Duplicate { other });
+            }
+            parts.insert((state.clone(), name), part);
+        }
+        Ok(())
+    }
+
+    /// Puts a number at byte `at` of the name for every index of the first axis.
+    fn unbind(
+        &mut self,
+        name: &str,
+        at: usize,
+        (tensor, flattened): (LogicalTensor, Option<Vec<u64>>),
+        stored_name: &Arc<str>,
+        todo: &mut Vec<Unbound>,
+    ) -> Result<(), LayoutError> {
+        // An axis cut so that each fragment holds one index is the same axis before and after; another one is not.
+        let (tensor, flattened) = match flattened {
+            Some(shape) if tensor.shape().first() != shape.first() => {
+                (unflattened(tensor, &shape)?, None)
+            }
+            other => (tensor, other),
+        };
+        let count = tensor.shape().first().copied().unwrap_or(0);
+        let (before, after) = name.split_at(at);
+        if before.ends_with("layers.") {
+            let first = (count, Arc::clone(stored_name));
+            let (others, other) = self.layers.entry(before.to_owned()).or_insert(first);
+            if *others != count {
+                let other = other.to_string();
+                return Err(LayoutError::LayersDisagree { layers: count, other, others: *others });
+            }
+        }
+        let entry = name.len() + PART;
+        if usize::try_from(count).ok().is_none_or(|count| self.left / entry < count) {
+            return Err(LayoutError::TooManyParts);
+        }
+        for (index, part) in tensor.unbind(0)?.into_iter().enumerate() {
+            let flattened = flattened.as_ref().map(|shape| shape[1..].to_vec());
+            todo.push((format!("{before}{index}.{after}"), part, flattened));
+        }
+        Ok(())
+    }
+
+    fn is_placeholder(&self, name: &str) -> bool {
+        let layer = LayerName::parse(name).filter(|layer| layer.stack == "decoder.");
+        layer.is_some_and(|layer| self.numbers.is_placeholder(layer.index))
+    }
+}
+
+/// Where a name has no number though its tensor has an axis for it: behind `layers.` and `experts.experts.`.
+fn missing_index(name: &str) -> Option<usize> {
+    let mut before = ["", ""];
+    let mut at = 0;
+    for component in name.split('.') {
+        let is_list = before[1] == "layers" || before == ["experts", "experts"];
+        if is_list && !component.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Some(at);
+        }
+        before = [before[1], component];
+        at += component.len() + 1;
+    }
+    None
+}
+
+/// A tensor of this shape from a grid of flattened parts of it: of shape `[X/x, Y/y, x*y]` for `[X, Y]` in parts of `[x, y]`
+/// (`nd_reformulated_orig_global_shape`, core 0.8 to 0.15).
+fn unflattened(tensor: LogicalTensor, shape: &[u64]) -> Result<LogicalTensor, LayoutError> {
+    /// Far more than layers, experts, rows, columns and the width of a convolution.
+    const MOST_AXES: usize = 8;
+    let no_grid = || LayoutError::NoGrid { shape: tensor.shape().to_vec(), wanted: shape.to_vec() };
+    let Some((flat, grid)) = tensor.shape().split_last() else { return Err(no_grid()) };
+    let part = |(&whole, &parts): (&u64, &u64)| {
+        whole.checked_div(parts).filter(|part| part * parts == whole)
+    };
+    let part: Option<Vec<u64>> = shape.iter().zip(grid).map(part).collect();
+    let part = part.filter(|part| {
+        let fits = grid.len() == shape.len() && shape.len() <= MOST_AXES && !shape.is_empty();
+        fits && crate::extent::numel(part) == Some(*flat)
+    });
+    let Some(part) = part else { return Err(no_grid()) };
+    if tensor.numel() == 0 {
+        return Err(no_grid());
+    }
+    let axes = shape.len();
+    let mut restored = tensor.clone();
+    for axis in 1..axes {
+        restored = restored.split_axis(axes + axis - 1, part[axis..].iter().product())?;
+    }
+    for axis in 0..axes {
+        // What is left of the grid stands between an axis of the grid and that of the part.
+        for place in (axis + 1..axes).rev() {
+            restored = restored.transpose(place, place + 1)?;
+        }
+        restored = restored.merge_axes(axis)?;
+    }
+    Ok(restored)
+}
+
+/// Puts sections together that are stored under names of their own.
+fn joined(parts: Parts, assembly: &mut Assembly) -> Parts {
+    let mut whole = Parts::new();
+    let mut split: BTreeMap<_, (Sections, BTreeMap<String, Part>)> = BTreeMap::new();
+    for ((state, name), part) in parts {
+        match section_of(&name) {
+            Some((base, label, sections)) => {
+                let (_, labels) = split
+                    .entry((state, base.to_owned()))
+                    .or_insert_with(|| (sections, BTreeMap::new()));
+                labels.insert(label.to_owned(), part);
+            }
+            None => {
+                whole.insert((state, name), part);
+            }
+        }
+    }
+    for (key, (sections, labels)) in split {
+        let stored_name = labels.values().next().map(|part| part.stored_name.to_string());
+        let joined = match whole.get(&key) {
+            Some(other) => Err(LayoutError::Duplicate { other: other.stored_name.to_string() }),
+            None => in_order(sections, labels).and_then(|parts| join_sections(parts)),
+        };
+        match joined {
+            Ok(part) => {
+                whole.insert(key, part);
+            }
+            Err(error) => assembly.problems.push((stored_name.unwrap_or(key.1), error)),
+        }
+    }
+    whole
+}
+
+/// The name of the parameter that a name is a section of, and which.
+fn section_of(name: &str) -> Option<(&str, &str, Sections)> {
+    let cuts = [name.rsplit_once('.'), name.rsplit_once('_')];
+    cuts.into_iter().flatten().find_map(|(base, label)| {
+        let sections = *TABLE.find(base)?.value;
+        let known = sections.iter().copied().flatten().any(|section| is_section(section, label));
+        known.then_some((base, label, sections))
+    })
+}
+
+fn is_section(section: &str, label: &str) -> bool {
+    match section.strip_suffix('#') {
+        None => section == label,
+        Some(stem) => label.strip_prefix(stem).is_some_and(|number| {
+            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+        }),
+    }
+}
+
+/// The parts in the order of the one list of sections that they are all of.
+fn in_order(
+    sections: Sections,
+    mut labels: BTreeMap<String, Part>,
+) -> Result<Vec<Part>, LayoutError> {
+    let lists = sections.iter().map(|list| {
+        let labels_of = |section: &&str| match section.strip_suffix('#') {
+            None => vec![(*section).to_owned()],
+            Some(stem) => {
+                let count = labels.keys().filter(|label| is_section(section, label)).count();
+                (0..count.max(1)).map(|number| format!("{stem}{number}")).collect()
+            }
+        };
+        list.iter().flat_map(labels_of).collect::<Vec<String>>()
+    });
+    let missing =
+        |list: &Vec<String>| list.iter().filter(|label| !labels.contains_key(*label)).count();
+    let best = lists.min_by_key(missing).unwrap_or_default();
+    if missing(&best) > 0 || best.len() != labels.len() {
+        let found = labels.into_keys().collect();
+        return Err(LayoutError::SectionsIncomplete { found, wanted: best });
+    }
+    Ok(best.iter().filter_map(|label| labels.remove(label)).collect())
+}
+
+fn join_sections(parts: Vec<Part>) -> Result<Part, LayoutError> {
+    let first = parts.first().ok_or(LayoutError::NoShard)?;
+    let (stored_name, was_flattened) = (Arc::clone(&first.stored_name), first.was_flattened);
+    let tensor = LogicalTensor::concat(0, parts.into_iter().map(|part| part.tensor))?;
+    Ok(Part { stored_name, tensor, was_flattened })
+}
+
+/// Gives each parameter its place among the others.
+struct Finisher<'a> {
+    dialect: &'a Dialect,
+    numbers: &'a LayerNumbers,
+    facts: &'a Facts,
+    rules: &'a Rules,
+}
+
+impl Finisher<'_> {
+    fn add(
+        &self,
+        state: Option<&str>,
+        name: &str,
+        part: Part,
+        assembly: &mut Assembly,
+    ) -> Result<(), LayoutError> {
+        let (name, is_tied_copy) = match self.dialect.canonical(name) {
+            Canonical::Buffer => {
+                assembly.buffers += 1;
+                return Ok(());
+            }
+            Canonical::TiedCopy(name) => (name, true),
+            Canonical::Parameter(name) => (self.numbered(name), false),
+        };
+        if let Some(what) = excessive_index(&name) {
+            return Err(LayoutError::IndexTooLarge { what });
+        }
+        let sharding = self.rules.find(&name);
+        let mut tensor = part.tensor;
+        if part.was_flattened && is_expert(&name) {
+            tensor = as_the_weight(tensor, assembly.tensors.get(&Name::new(name.as_str())))?;
+        }
+        if sharding == Some(Sharding::Gated) {
+            tensor = deinterleaved(&name, tensor, self.facts, self.shares(&name))?;
+        }
+        let name = Name::new(match state {
+            Some(state) => format!("optimizer.{state}.{name}"),
+            None => name,
+        });
+        if is_tied_copy {
+            assembly.tied_copies.insert(name, tensor);
+            return Ok(());
+        }
+        match assembly.tensors.get_mut(&name) {
+            // A module registered under two names, as T5's output layer is: both must hold the same.
+            Some(merged) => merged.tensor.add_copy(tensor)?,
+            None => {
+                let is_vocab = sharding == Some(Sharding::Vocab);
+                assembly.tensors.insert(name, Merged { tensor, is_vocab, has_no_rule: false });
+            }
+        }
+        Ok(())
+    }
+
+    /// The name with placeholder layers not counted.
+    fn numbered(&self, name: String) -> String {
+        match LayerName::parse(&name).filter(|layer| layer.stack == "decoder.") {
+            Some(layer) => {
+                layer.with_index(self.numbers.global(Chunk { vp: 0, pp: 0 }, layer.index))
+            }
+            None => name,
+        }
+    }
+
+    /// Ranks that shared the first linear of an MLP.
+    fn shares(&self, name: &str) -> u64 {
+        let dense = self.facts.size("tensor_model_parallel_size");
+        let routed = self.facts.size("expert_tensor_parallel_size").filter(|_| is_expert(name));
+        routed.or(dense).unwrap_or(1)
+    }
+}
+
+/// The grouped experts of core 0.7 to 0.15 flatten the states of their weights untransposed (`experts.py`, `sh_ten_build_fn`).
+fn as_the_weight(
+    tensor: LogicalTensor,
+    weight: Option<&Merged>,
+) -> Result<LogicalTensor, TensorError> {
+    let Some(weight) = weight.map(|weight| weight.tensor.shape()) else { return Ok(tensor) };
+    let is_transposed =
+        weight.len() == 2 && tensor.shape() != weight && tensor.shape().iter().rev().eq(weight);
+    if is_transposed { tensor.transpose(0, 1) } else { Ok(tensor) }
+}
