@@ -188,6 +188,7 @@ fn what_the_optimizer_says_of_itself_is_state_without_tensors() {
     assert_eq!(groups[0]["weight_decay"], 0.1, "{groups}");
     assert_eq!(groups[0]["step"], 2.0, "{groups}");
     let inspected = inspect(&optimizer("dense/tp1"));
+    assert_eq!(inspected["state"]["optimizer.step"], serde_json::json!([2]));
     let says = inspected["state"]["optimizer"].to_string();
     assert!(says.contains("wd_mult") && !says.contains("params\""), "{says}");
 }
