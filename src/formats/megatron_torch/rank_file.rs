@@ -5,12 +5,14 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use crate::catalog::Problem;
+use crate::dtype::Dtype;
 use crate::formats::state::{facts_of, state_at};
 use crate::formats::state_dict::Walk;
 use crate::formats::walk::Bounds;
 use crate::io::{FileId, FileSet};
 use crate::layout::{Fact, Facts};
 use crate::limits::LIMITS;
+use crate::tensor::{ByteOrder, StoredTensor};
 use crate::torch::{TorchFile, ValueId};
 
 use super::distrib_optim::Buffers;
@@ -113,12 +115,19 @@ impl RankFile {
         let params = params_in_order(&self.chunks);
         let facts = Facts::new(self.args.clone().unwrap_or_default(), given);
         let mut bounds = Bounds::new(&self.path);
-        let mut reader = Reader { torch, bounds: &mut bounds, left_out: 0 };
+        let mut reader = Reader { torch, bounds: &mut bounds, left_out: 0, steps: Vec::new() };
         let mut rank = RankOptimizer { params, states: States::new(), missing_file: None };
         match reader.links(id) {
             Err(error) => bounds.problem("", format_args!("{UNMATCHED}: {error}")),
             Ok(links) => {
                 self.left_out += reader.left_out;
+                let steps = reader.steps.iter().map_while(|step| scalar(files, step));
+                let steps: BTreeSet<u64> = steps.collect();
+                if !steps.is_empty() {
+                    let steps = steps.into_iter().filter_map(|step| i64::try_from(step).ok());
+                    let steps = Fact::List(steps.map(Fact::Int).collect());
+                    self.state.insert(format!("{OPTIMIZER}.step"), steps);
+                }
                 if links.iter().any(|link| link.is_distributed) {
                     match beside {
                         None => rank.missing_file = Some(self.path.with_file_name(DISTRIBUTED)),
@@ -176,6 +185,29 @@ fn read_buffers(
         States::new()
     });
     (states, bounds.into_problems())
+}
+
+/// A counter that is a tensor: torch counts the steps of each parameter in one.
+fn scalar(files: &FileSet, tensor: &StoredTensor) -> Option<u64> {
+    let (dtype, storage) = (tensor.dtype(), tensor.storage());
+    let size = usize::try_from(dtype.size()).ok().filter(|&size| size <= 8)?;
+    let at = tensor.storage_offset().checked_mul(dtype.size())?;
+    let mut bytes = [0; 8];
+    let offset = storage.offset.checked_add(at)?;
+    files.read_exact_at(storage.file, bytes.get_mut(..size)?, offset).ok()?;
+    if tensor.byte_order() == ByteOrder::Big {
+        bytes.get_mut(..size)?.reverse();
+    }
+    let word = u64::from_le_bytes(bytes);
+    let steps = match dtype {
+        Dtype::Int64 => return Some(word),
+        Dtype::Float64 => f64::from_bits(word),
+        Dtype::Float32 => f64::from(f32::from_bits(u32::try_from(word).ok()?)),
+        _ => return None,
+    };
+    // Counters are whole; what is none is no counter.
+    let whole = steps >= 0.0 && steps.fract() == 0.0 && steps < 9e15;
+    whole.then(|| format!("{steps:.0}").parse().ok()).flatten()
 }
 
 /// An error and its causes in one line.
