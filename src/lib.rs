@@ -30,19 +30,21 @@
 //! | [`io`] | files, regions of them, positioned reads |
 //! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
 //! | [`torch`] | what `torch.save` writes: zip or stream, pickle as inert data, storages; knows nothing of ranks |
+//! | [`safetensors`] | the header of a safetensors file, checked |
+//! | [`dcp`] | what `torch.distributed.checkpoint` writes: metadata read in pieces, boxes of tensors in slices of files |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites |
-//! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
+//! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging; [`layout::cuts`] for GPT-NeoX and its like |
 //! | [`catalog`] | what a checkpoint holds |
 //! | [`formats`] | a path in, a catalog out; one file a format |
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
 //! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
-//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |
+//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; values made of several copies; [`compare::survey`] of one side alone; [`compare::metrics`] |
 //! | [`verdict`] | statistics -> identical, equal, different or trouble -> exit code |
-//! | [`report`] | a finished comparison -> screen, JSON; a catalog -> inspection |
+//! | [`report`] | a finished comparison or check -> screen, JSON; a catalog -> inspection |
 //! | [`cli`], [`run`] | typed flags; the pipeline on one screen |
 //!
 //! Where to go for a change: a new format is a file and a row in [`formats`]; a new layout rule is a line in
-//! [`layout::rules`]; a new spelling of a name is a line in [`names::megatron`]; a tensor that is stored fused is a row in
+//! [`layout::rules`] or [`layout::cuts`]; a new spelling of a name is a line in [`names::megatron`]; a tensor that is stored fused is a row in
 //! `layout/unfuse.rs`; a new metric is a row in [`compare::metrics`]; a new output is a file in [`report`].
 //!
 //! # Invariants
@@ -79,6 +81,7 @@
 pub mod catalog;
 pub mod cli;
 pub mod compare;
+pub mod dcp;
 pub mod dtype;
 pub mod extent;
 pub mod formats;
@@ -90,6 +93,7 @@ pub mod names;
 pub mod pairing;
 pub mod report;
 pub mod run;
+pub mod safetensors;
 pub mod tensor;
 pub mod torch;
 pub mod verdict;

@@ -10,6 +10,16 @@ pub struct Limits {
     pub pickle_bytes: u64,
     /// Values that one pickle may build.
     pub pickle_values: usize,
+    /// Bytes of one value's text, or of any other opcode, in a pickle that is read in pieces.
+    pub pickle_opcode: usize,
+    /// Bytes of a `.metadata`: those of large runs hold the save plans of all ranks.
+    pub metadata_bytes: u64,
+    /// Values of a `.metadata` that are held at a time.
+    pub metadata_values: usize,
+    /// Bytes of all different names and shapes of a `.metadata`.
+    pub metadata_names: usize,
+    /// Bytes of the header of a safetensors file; the reference reader has the same limit.
+    pub safetensors_header: u64,
     /// Entries of one zip directory.
     pub archive_entries: usize,
     /// Levels of nesting that are followed when values are read back.
@@ -49,6 +59,11 @@ pub const ENTRY: usize = 256;
 pub const LIMITS: Limits = Limits {
     pickle_bytes: 512 << 20,
     pickle_values: 32 << 20,
+    pickle_opcode: 16 << 20,
+    metadata_bytes: 4 << 30,
+    metadata_values: 16 << 20,
+    metadata_names: 256 << 20,
+    safetensors_header: 100_000_000,
     archive_entries: 4 << 20,
     depth: 64,
     name: 4096,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use globset::GlobSet;
 
-use crate::catalog::{Catalog, Entry};
+use crate::catalog::{Catalog, Entry, Problem};
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
@@ -46,6 +46,41 @@ pub struct Selection {
 impl Selection {
     fn takes(&self, name: &str) -> bool {
         (self.include.is_empty() || self.include.is_match(name)) && !self.exclude.is_match(name)
+    }
+
+    /// Whether a problem is that of a tensor which is excluded by name. What `include` leaves out counts all the same:
+    /// the name that a problem tells need not be the one that the tensor would have had.
+    #[must_use]
+    pub fn leaves_out(&self, problem: &Problem) -> bool {
+        problem.tensor.as_ref().is_some_and(|name| self.exclude.is_match(name))
+    }
+}
+
+/// Takes out the tensors that are known by a position only, unless the other side has the same positions with the same
+/// shapes: otherwise the same position need not be the same parameter.
+pub fn settle_positions(a: &mut Catalog, b: &mut Catalog) {
+    let reason = {
+        let shape = |side: &Catalog, name| {
+            side.tensors.get(name).map(|entry| entry.tensor.shape().to_vec())
+        };
+        let (positions, others) = (&a.positions, &b.positions);
+        let odd = positions.union(others).find(|name| shape(a, name) != shape(b, name));
+        let Some(name) = odd else { return };
+        let text = |side| match shape(side, name) {
+            Some(shape) => format!("is of shape {shape:?} in"),
+            None => "is not in".to_owned(),
+        };
+        format!("{name} {} a and {} b", text(a), text(b))
+    };
+    for side in [a, b] {
+        let Some(first) = side.positions.first().cloned() else { continue };
+        let message = format!(
+            "{} tensors without a name were not compared: they are known by position only, and the two sides do \
+             not have the same ones: {reason}",
+            side.positions.len()
+        );
+        side.problems.push(Problem::of_tensor(first.as_str(), &message));
+        side.tensors.retain(|name, _| !side.positions.contains(name));
     }
 }
 

@@ -1,5 +1,7 @@
 //! The pipeline on one screen: open twice, pair, compare, judge, report.
 
+mod check;
+
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
@@ -11,7 +13,7 @@ use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
 use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
 use crate::compare::{Outcome, bytes_to_compare, compare};
 use crate::formats;
-use crate::pairing::{Selection, pair};
+use crate::pairing::{Selection, pair, settle_positions};
 use crate::report::{self, Report, SIDES, SideReport, Style, progress};
 use crate::verdict::{self, Verdict};
 
@@ -22,6 +24,7 @@ use crate::verdict::{self, Verdict};
 pub fn run(cli: &Cli) -> Result<u8> {
     match &cli.command {
         Command::Compare(args) => run_compare(args, cli.style()),
+        Command::Check(args) => check::run(args, cli.style()),
         Command::Inspect(args) => run_inspect(args, cli.style()),
     }
 }
@@ -72,7 +75,11 @@ fn unless_closed(written: io::Result<()>) -> io::Result<()> {
 
 fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
     let (a, b) = rayon::join(|| open(0, &args.a, args), || open(1, &args.b, args));
-    let (a, b) = (a?, b?);
+    let (mut a, mut b) = (a?, b?);
+    settle_positions(&mut a, &mut b);
+    for side in [&mut a, &mut b] {
+        side.problems.retain(|problem| !selection.leaves_out(problem));
+    }
     let pairing = pair(&a, &b, selection);
     let total = bytes_to_compare(&pairing.pairs);
     let tensors = progress::with_progress(total, !args.quiet, |done| {

@@ -60,3 +60,14 @@ pub fn of_all(
     let has_diverged = !allows_divergence && replicas.any(ReplicaDifference::is_divergence);
     if unpaired > 0 || has_diverged { worst.max(Verdict::Different) } else { worst }
 }
+
+/// What a checkpoint held against itself comes to: `Identical` where it is sound.
+///
+/// `leftovers` counts what belongs to nothing, `problems` what could not be read before checking.
+#[must_use]
+pub fn of_check(tensors: &[TensorComparison], leftovers: usize, problems: usize) -> Verdict {
+    match of_all(tensors, leftovers, problems, false) {
+        Verdict::Equal => Verdict::Identical,
+        verdict => verdict,
+    }
+}

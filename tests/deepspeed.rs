@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
@@ -15,7 +16,7 @@ use ckptcmp::pairing::{Selection, pair};
 
 use common::{
     Copied, Run, assert_all_equal, compare_with, copy, differing, files, fixture, inspect, names,
-    places, rename_key, screen,
+    places, rename_key, run, screen,
 };
 
 const BOTH: &[&str] = &["--section", "model,optimizer"];
@@ -52,6 +53,28 @@ fn a_universal_checkpoint_is_the_one_that_it_was_made_from() {
         assert_all_equal(&run);
         assert!(run.stderr.contains("compared 22 tensors"), "{}", run.stderr);
     }
+}
+
+#[test]
+fn what_deepspeed_writes_is_sound() {
+    let checkpoints = ["z1", "z3", "pipe", "universal-from-z1", "universal-from-z3"].map(zero);
+    for path in checkpoints.into_iter().chain([neox("tp1"), neox("tp2pp2")]) {
+        let run = run([OsStr::new("check"), path.as_os_str()]);
+        assert_eq!(run.code, 0, "{run:?}");
+    }
+}
+
+#[test]
+fn the_folder_of_a_trainer_holds_two_checkpoints() {
+    let copied = Copied::of(&zero("z1"));
+    let header = b"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
+    let len = (header.len() as u64).to_le_bytes();
+    let bytes = [&len[..], header, &[0; 4]].concat();
+    fs::write(copied.path().join("model.safetensors"), bytes).unwrap();
+    let run = compare_with(&copied.path(), &zero("z1"), &[]);
+    run.refuses(&["both deepspeed and hf; choose one with --format"]);
+    assert_all_equal(&compare_with(&copied.path(), &zero("z1"), &["--format", "deepspeed"]));
+    assert_all_equal(&compare_with(&tag(&copied), &zero("z1"), &[]));
 }
 
 #[test]

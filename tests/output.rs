@@ -499,6 +499,15 @@ fn names_that_are_left_out_are_no_difference() {
 }
 
 #[test]
+fn a_tensor_that_cannot_be_read_is_no_trouble_once_it_is_excluded() {
+    let path = layout("faults/unknown-name-tp2");
+    compare(&path, &path).refuses(&["mystery.weight"]);
+    assert_all_equal(&compare_with(&path, &path, &["--exclude", "*.mystery.weight"]));
+    let run = compare_with(&path, &path, &["--include", "decoder.final*"]);
+    assert_eq!(run.code, 2, "only an exclusion by name silences a problem");
+}
+
+#[test]
 fn a_selection_of_nothing_is_trouble() {
     for flags in [["--include", "nothing"], ["--exclude", "*"]] {
         compare_with(&small(), &small(), &flags).refuses(&["nothing to compare"]);

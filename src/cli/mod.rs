@@ -1,5 +1,6 @@
 //! The command line: typed flags, no I/O. One file a subcommand.
 
+mod check;
 mod compare;
 mod inspect;
 
@@ -16,6 +17,7 @@ use crate::layout::{Fact, parse_fact};
 use crate::report::Style;
 use crate::tensor::Merge;
 
+pub use check::CheckArgs;
 pub use compare::CompareArgs;
 pub use inspect::InspectArgs;
 
@@ -44,6 +46,8 @@ Exit codes:
 pub enum Command {
     /// Compare two checkpoints
     Compare(CompareArgs),
+    /// Check one checkpoint against itself: copies that disagree, NaN and Inf, parts that are missing or unread
+    Check(CheckArgs),
     /// Show what is in a checkpoint, without reading its values
     Inspect(InspectArgs),
 }

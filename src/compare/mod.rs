@@ -9,6 +9,7 @@
 mod copies;
 mod gather;
 pub mod metrics;
+mod survey;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +32,8 @@ use crate::tensor::{LogicalTensor, Merge, Piece};
 use copies::{Copies, Failure, Work};
 use gather::{Element, gather};
 
+pub use survey::{bytes_to_survey, survey};
+
 /// Bytes of one side of a unit of work, or a block where that is more: both sides stay in a core's second cache.
 const UNIT_BYTES: u64 = 512 << 10;
 
@@ -51,7 +54,8 @@ pub struct TensorComparison {
     pub shapes: [Vec<u64>; 2],
     /// What came of it.
     pub outcome: Outcome,
-    /// The element with the largest difference, or else the first one that differs.
+    /// The element with the largest difference, or else the first one that differs; in a survey the first one that is
+    /// not finite.
     pub example: Option<Example>,
     /// `1 - cos` from exact sums, where the statistics do not tell it well enough and it was asked for.
     pub one_minus_cos: Option<f64>,
@@ -122,6 +126,8 @@ impl ReplicaDifference {
 /// A pair as it is compared: what each side reads from.
 struct Job<'a> {
     pair: &'a Pair,
+    /// The second side is the first one: it is not read again.
+    is_survey: bool,
     elements: [Element; 2],
     /// How the copies of each side make its value, now that it is known.
     merges: [Merge; 2],
@@ -174,6 +180,15 @@ pub fn compare(
     done: &AtomicU64,
 ) -> Vec<TensorComparison> {
     let jobs: Vec<Job<'_>> = pairs.iter().map(|pair| Job::new(pair, files)).collect();
+    run_all(&jobs, files, tells_small_angles, done)
+}
+
+fn run_all(
+    jobs: &[Job<'_>],
+    files: [&FileSet; 2],
+    tells_small_angles: bool,
+    done: &AtomicU64,
+) -> Vec<TensorComparison> {
     let mut results: Vec<Folded> = jobs.iter().map(|_| Folded::default()).collect();
     let mut units = jobs.iter().enumerate().flat_map(|(index, job)| job.units(index));
     loop {
@@ -247,6 +262,7 @@ impl<'a> Job<'a> {
         let row = pair.sides[0].shape().last().copied().unwrap_or(1).max(1);
         Self {
             pair,
+            is_survey: false,
             elements: pair.sides.each_ref().map(|side| Element::of(side.dtype())),
             merges: [0, 1].map(|side| settled(&pair.sides[side], files[side])),
             unit_blocks: if is_transposed.contains(&true) {
@@ -276,7 +292,8 @@ impl<'a> Job<'a> {
             Ok(()) => {
                 let (_, count) = self.range(unit);
                 let sizes = self.pair.sides.each_ref().map(|side| side.dtype().size());
-                done.fetch_add(count * (sizes[0] + sizes[1]), Ordering::Relaxed);
+                let size = if self.is_survey { sizes[0] } else { sizes[0] + sizes[1] };
+                done.fetch_add(count * size, Ordering::Relaxed);
                 result.blocks = blocks;
             }
             Err(error) => result.error = Some(error),
@@ -295,24 +312,29 @@ impl<'a> Job<'a> {
         BUFFERS.with_borrow_mut(|buffers| {
             let (start, count) = self.range(unit);
             let mut windows = [0..0, 0..0];
-            for (side, window) in windows.iter_mut().enumerate() {
+            let read = if self.is_survey { 1 } else { 2 };
+            for (side, window) in windows.iter_mut().enumerate().take(read) {
                 *window = self.read_side(side, start, count, files, buffers, result)?;
             }
             let Buffers { sides, is_merged, merged, work, .. } = buffers;
             let [window_a, window_b] = windows;
-            let blocks = block_bytes(&sides[0][window_a], self.elements[0].size)
-                .zip(block_bytes(&sides[1][window_b], self.elements[1].size));
+            let a = &sides[0][window_a];
+            let b = if self.is_survey { a } else { &sides[1][window_b] };
+            let blocks =
+                block_bytes(a, self.elements[0].size).zip(block_bytes(b, self.elements[1].size));
+            // A survey looks at what is stored, not at what copies make together.
+            let is_merged = |side: usize, block: usize| !self.is_survey && is_merged[side][block];
             for (block, (bytes, first)) in blocks.zip((start..).step_by(BLOCK)).enumerate() {
                 let bytes: [&[u8]; 2] = bytes.into();
                 for side in 0..2 {
-                    if is_merged[side][block] {
+                    if is_merged(side, block) {
                         let elements = bytes[side].len() / self.elements[side].size;
                         Copies { tensor: &self.pair.sides[side], files: files[side] }
                             .merged(self.merges[side], first, elements, &mut merged[side], work)
                             .map_err(|failure| read_error(side, files[side], &failure))?;
                     }
                 }
-                let [a, b] = [0, 1].map(|side| match is_merged[side][block] {
+                let [a, b] = [0, 1].map(|side| match is_merged(side, block) {
                     true => self.merged_side(side, &merged[side]),
                     false => self.side(side, bytes[side]),
                 });
@@ -450,7 +472,11 @@ impl<'a> Job<'a> {
         };
         let example = match outcome {
             Outcome::Compared(_) => {
-                let at = stats.max_abs_index().or(stats.first_differing());
+                let at = match self.is_survey {
+                    true if stats.is_finite() => None,
+                    true => self.first_not_finite(files),
+                    false => stats.max_abs_index().or(stats.first_differing()),
+                };
                 at.and_then(|at| self.example(at, files))
             }
             _ => None,
@@ -552,6 +578,7 @@ fn first_copy(tensor: &LogicalTensor, at: Option<u64>) -> FileId {
 fn shard_label(file: FileId, files: &FileSet) -> String {
     let path = files.path(file);
     let folder = path.parent().and_then(|folder| folder.file_name());
-    let folder = folder.filter(|name| name.to_string_lossy().starts_with("mp_rank_"));
+    let is_rank = |name: &str| ["mp_rank_", "rank_"].iter().any(|start| name.starts_with(start));
+    let folder = folder.filter(|name| is_rank(&name.to_string_lossy()));
     folder.or(path.file_name()).unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -1,8 +1,13 @@
 //! A path in, a catalog out: one file a format, one row here.
 
+mod dcp;
 mod deepspeed;
+mod hugging_face;
+mod infinitrain;
+mod leftovers;
 mod locate;
 mod megatron_torch;
+mod merged;
 mod state;
 mod torch_file;
 mod walk;
@@ -13,11 +18,14 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::catalog::{Catalog, Problem, Section};
+use crate::dcp::DcpError;
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, LayoutError, RankCoord};
+use crate::safetensors::SafetensorsError;
 use crate::tensor::Merge;
 use crate::torch::TorchError;
 
+pub use leftovers::leftovers;
 pub use locate::{Located, locate};
 
 /// A way in which checkpoints lie on disk.
@@ -31,7 +39,15 @@ pub struct Format {
 }
 
 /// All formats.
-pub static FORMATS: &[Format] = &[megatron_torch::FORMAT, deepspeed::FORMAT, torch_file::FORMAT];
+#[rustfmt::skip]
+pub static FORMATS: &[Format] = &[
+    megatron_torch::FORMAT,
+    dcp::FORMAT,
+    deepspeed::FORMAT,
+    infinitrain::FORMAT,
+    hugging_face::FORMAT,
+    torch_file::FORMAT,
+];
 
 /// How a checkpoint is to be read.
 #[derive(Debug, Clone)]
@@ -117,6 +133,17 @@ pub enum OpenError {
         /// What is wrong with it.
         source: TorchError,
     },
+    /// A file is damaged or no safetensors file.
+    #[error("{}", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: SafetensorsError,
+    },
+    /// The metadata of a distributed checkpoint cannot be read.
+    #[error(transparent)]
+    Dcp(#[from] DcpError),
     /// A file holds something else than was expected.
     #[error("{}: {what}", path.display())]
     Content {
@@ -177,13 +204,7 @@ fn seems_text(seems: Option<&str>) -> String {
 
 /// Formats that users may well try, by a file that gives them away.
 fn not_read_yet(path: &Path) -> Option<&'static str> {
-    const SIGNS: &[(&str, &str)] = &[
-        (".metadata", "torch_dist or another torch distributed checkpoint"),
-        ("metadata.json", "torch_dist or zarr of Megatron-Core"),
-        ("model.safetensors", "Hugging Face safetensors"),
-        ("model.safetensors.index.json", "Hugging Face safetensors"),
-        ("pytorch_model.bin.index.json", "Hugging Face torch files"),
-    ];
+    const SIGNS: &[(&str, &str)] = &[("metadata.json", "torch_dist or zarr of Megatron-Core")];
     SIGNS.iter().find(|(file, _)| path.join(file).exists()).map(|(_, format)| *format)
 }
 
@@ -257,8 +278,9 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
             path: path.to_path_buf(),
             seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
-                         mp_rank_* folders, model_optim_rng.pt, latest and the files of DeepSpeed, \
-                         a torch .pt file",
+                         mp_rank_* folders, model_optim_rng.pt, .metadata, checkpoint_step_* or rank_* folders, \
+                         model.ckpt, latest and the files of DeepSpeed, \
+                         model.safetensors, pytorch_model.bin, a torch .pt file",
         }),
     }
 }

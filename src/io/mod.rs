@@ -40,6 +40,8 @@ struct Entry {
     path: PathBuf,
     len: u64,
     modified: Option<SystemTime>,
+    /// A file without a name is held open as long as the set lives.
+    held: Option<Arc<File>>,
 }
 
 /// The files of one checkpoint. Descriptors are opened when needed and only so many are kept,
@@ -65,7 +67,23 @@ impl FileSet {
         }
         let id = FileId(u32::try_from(self.entries.len()).map_err(io::Error::other)?);
         let modified = meta.modified().ok();
-        self.entries.push(Entry { path: path.to_path_buf(), len: meta.len(), modified });
+        self.entries.push(Entry {
+            path: path.to_path_buf(),
+            len: meta.len(),
+            modified,
+            held: None,
+        });
+        Ok(id)
+    }
+
+    /// Adds a file of our own that has no name, to be shown as `path`. It may still grow.
+    ///
+    /// # Errors
+    /// There are more files than can be numbered.
+    pub fn hold(&mut self, file: File, path: &Path) -> io::Result<FileId> {
+        let id = FileId(u32::try_from(self.entries.len()).map_err(io::Error::other)?);
+        let (path, held) = (path.to_path_buf(), Some(Arc::new(file)));
+        self.entries.push(Entry { path, len: 0, modified: None, held });
         Ok(id)
     }
 
@@ -77,6 +95,11 @@ impl FileSet {
     #[must_use]
     pub fn path(&self, file: FileId) -> &Path {
         &self.entry(file).path
+    }
+
+    /// All of them, in the order in which they were added.
+    pub fn ids(&self) -> impl Iterator<Item = FileId> + use<> {
+        (0..=u32::MAX).take(self.entries.len()).map(FileId)
     }
 
     /// All the bytes of a file.
@@ -100,6 +123,9 @@ impl FileSet {
     }
 
     fn descriptor(&self, file: FileId) -> io::Result<Arc<File>> {
+        if let Some(held) = &self.entry(file).held {
+            return Ok(Arc::clone(held));
+        }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = open.iter().find(|(id, _)| *id == file) {
             return Ok(Arc::clone(found));
@@ -116,11 +142,19 @@ impl FileSet {
     #[must_use]
     pub fn changed(&self) -> Option<&Path> {
         let is_same = |entry: &Entry| {
-            std::fs::metadata(&entry.path)
-                .is_ok_and(|now| now.len() == entry.len && now.modified().ok() == entry.modified)
+            entry.held.is_some()
+                || std::fs::metadata(&entry.path).is_ok_and(|now| {
+                    now.len() == entry.len && now.modified().ok() == entry.modified
+                })
         };
         self.entries.iter().find(|entry| !is_same(entry)).map(|entry| entry.path.as_path())
     }
+}
+
+/// Whether a file that begins so is what git-lfs leaves in the place of one.
+#[must_use]
+pub fn is_lfs_pointer(head: &[u8]) -> bool {
+    head.starts_with(b"version https://git-lfs.github.com/spec/")
 }
 
 #[cfg(unix)]

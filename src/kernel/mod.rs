@@ -55,6 +55,22 @@ impl<'a> Side<'a> {
         decode::decode(self.dtype, self.bytes, out);
     }
 
+    /// Position of the first element that is NaN or infinite.
+    #[must_use]
+    pub fn first_not_finite(self) -> Option<u64> {
+        const STEP: usize = 512;
+        let numbers = decode::reals_per_element(self.dtype);
+        let mut values = [0.0; STEP];
+        for (part, first) in self.chunks(STEP / numbers).zip((0..).step_by(STEP / numbers)) {
+            let values = &mut values[..part.len() / size(self.dtype) * numbers];
+            decode::decode(self.dtype, part, values);
+            if let Some(position) = values.iter().position(|value| !value.is_finite()) {
+                return Some(first + (position / numbers) as u64);
+            }
+        }
+        None
+    }
+
     fn count(self) -> u64 {
         (self.bytes.len() / size(self.dtype)) as u64
     }

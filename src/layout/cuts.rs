@@ -141,6 +141,7 @@ impl From<Sharding> for Cut {
             Sharding::Split(dim) => Split(dim),
             Sharding::Vocab => Vocab,
             Sharding::Gated => Halves,
+            Sharding::QueryKeyValue => Heads,
             Sharding::Replicated
             | Sharding::Mamba(_)
             | Sharding::DeltaNet(_)

@@ -87,6 +87,16 @@ static BUFFERS: &[&str] = &[
     "ga_steps",
 ];
 
+/// Buffers that are kept like weights and that no optimizer trains: the router adjusts them itself.
+static UNTRAINED: &[&str] = &["expert_bias", "qb_beta"];
+
+/// Whether an optimizer knows the tensor of this stored name.
+#[must_use]
+pub fn is_trained(stored: &str) -> bool {
+    let last = stored.rsplit('.').next().unwrap_or(stored);
+    !last.starts_with("_extra_state") && !BUFFERS.contains(&last) && !UNTRAINED.contains(&last)
+}
+
 /// Heads that tell a BERT from a GPT: only there is an `encoder` of megatron.legacy an encoder.
 static ENCODER_HEADS: &[&str] = &["lm_head.", "binary_head.", "pooler.", "language_model.pooler."];
 
@@ -169,8 +179,7 @@ impl Dialect {
     /// The canonical name of a stored one, with the rank's own indices.
     #[must_use]
     pub fn canonical(&self, stored: &str) -> Canonical {
-        let last = stored.rsplit('.').next().unwrap_or(stored);
-        if last.starts_with("_extra_state") || BUFFERS.contains(&last) {
+        if is_buffer(stored) {
             return Canonical::Buffer;
         }
         if stored.ends_with("word_embeddings_for_head.weight") {
@@ -213,6 +222,13 @@ impl Dialect {
             _ => name,
         }
     }
+}
+
+/// Whether a stored name is that of a buffer, which is no weight.
+#[must_use]
+pub fn is_buffer(stored: &str) -> bool {
+    let last = stored.rsplit('.').next().unwrap_or(stored);
+    last.starts_with("_extra_state") || BUFFERS.contains(&last)
 }
 
 /// The name up to the first `layers.N.`, that included.

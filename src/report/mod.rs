@@ -1,6 +1,7 @@
 //! A finished comparison -> bytes: one file a form. Nothing here compares or reads.
 
 pub mod catalog;
+pub mod check;
 pub mod json;
 pub mod progress;
 pub mod screen;

@@ -10,6 +10,7 @@ use crate::extent::{Extent, numel};
 use crate::io::FileId;
 use crate::limits::LIMITS;
 
+use super::tiling;
 use super::{Piece, StoredTensor};
 
 /// A logical (global, unsharded) tensor as strided pieces over file regions.
@@ -112,6 +113,20 @@ pub enum TensorError {
         /// Shape of the tensor.
         shape: Vec<u64>,
     },
+    /// A box lies outside the tensor.
+    #[error("the box at {:?} of sizes {:?} is not inside shape {shape:?}", extent.offsets, extent.sizes)]
+    BoxOutside {
+        /// The box.
+        extent: Extent,
+        /// Shape of the tensor.
+        shape: Vec<u64>,
+    },
+    /// A size or the element count is beyond what any tensor has.
+    #[error("shape {shape:?} is larger than any tensor")]
+    TooLarge {
+        /// The shape as stored.
+        shape: Vec<u64>,
+    },
     /// A dimension cannot be split evenly.
     #[error("dimension {dim} of shape {shape:?} is no multiple of {inner}")]
     NotDivisible {
@@ -133,6 +148,9 @@ pub enum TensorError {
         /// Elements of the tensor.
         numel: u64,
     },
+    /// Boxes that no cut takes apart, and far too many of them to compare all pairs.
+    #[error("its pieces lie too irregularly to prove that they are all there")]
+    Irregular,
     /// Some element has bytes twice.
     #[error("two shards hold the same elements, from {at:?} on")]
     Overlap {
@@ -147,17 +165,7 @@ impl LogicalTensor {
     pub fn from_stored(stored: &StoredTensor, name: impl Into<Arc<str>>) -> Self {
         let storage = stored.storage();
         let extent = Extent::whole(stored.shape());
-        let pieces = if extent.is_empty() {
-            Vec::new()
-        } else {
-            vec![Piece {
-                extent,
-                file: storage.file,
-                offset: storage.offset + stored.storage_offset() * stored.dtype().size(),
-                strides: stored.strides().to_vec(),
-                byte_order: stored.byte_order(),
-            }]
-        };
+        let pieces = if extent.is_empty() { Vec::new() } else { vec![Piece::of(extent, stored)] };
         Self {
             dtype: stored.dtype(),
             shape: stored.shape().to_vec(),
@@ -166,6 +174,56 @@ impl LogicalTensor {
             replicas: Vec::new(),
             merge: Merge::First,
         }
+    }
+
+    /// The tensor of this shape whose parts lie in these boxes. A box may be missing, and two may overlap:
+    /// [`LogicalTensor::check_tiling`] tells. Boxes without elements are left out.
+    ///
+    /// # Errors
+    /// A box is not of the shape or dtype of what it holds, or reaches beyond the tensor; or there are too many.
+    pub fn from_boxes(
+        dtype: Dtype,
+        shape: Vec<u64>,
+        source: Source,
+        boxes: impl IntoIterator<Item = (Extent, StoredTensor)>,
+    ) -> Result<Self, TensorError> {
+        let fits = shape.len() <= LIMITS.rank && shape.iter().all(|&size| size <= LIMITS.dim);
+        if !fits || numel(&shape).is_none() {
+            return Err(TensorError::TooLarge { shape });
+        }
+        let merge = Merge::default();
+        let mut tensor =
+            Self { dtype, shape, source, pieces: Vec::new(), replicas: Vec::new(), merge };
+        for (extent, stored) in boxes {
+            tensor.put(extent, &stored)?;
+        }
+        if let Some(first) = tensor.pieces.first() {
+            tensor.source.file = first.file;
+        }
+        tensor.check_piece_count()?;
+        Ok(tensor)
+    }
+
+    fn put(&mut self, extent: Extent, stored: &StoredTensor) -> Result<(), TensorError> {
+        if stored.dtype() != self.dtype {
+            return Err(TensorError::DtypesDisagree { first: self.dtype, second: stored.dtype() });
+        }
+        if extent.sizes != stored.shape() {
+            let (first, second) = (extent.sizes, stored.shape().to_vec());
+            return Err(TensorError::ShapesDisagree { first, second });
+        }
+        let ends = extent.offsets.iter().zip(&extent.sizes);
+        let ends = ends.map(|(offset, size)| offset.checked_add(*size)).collect::<Option<Vec<_>>>();
+        let is_inside = extent.offsets.len() == self.shape.len()
+            && extent.sizes.len() == self.shape.len()
+            && ends.is_some_and(|ends| ends.iter().zip(&self.shape).all(|(end, size)| end <= size));
+        if !is_inside {
+            return Err(TensorError::BoxOutside { extent, shape: self.shape.clone() });
+        }
+        if !extent.is_empty() {
+            self.pieces.push(Piece::of(extent, stored));
+        }
+        Ok(())
     }
 
     /// Lets the copies make its value in this way.
@@ -387,27 +445,10 @@ impl LogicalTensor {
     /// Proves that the pieces tile the shape: none missing, none twice.
     ///
     /// # Errors
-    /// [`TensorError::Gap`] or [`TensorError::Overlap`].
+    /// [`TensorError::Gap`], [`TensorError::Overlap`], or [`TensorError::Irregular`] where it would take too long.
     pub fn check_tiling(&self) -> Result<(), TensorError> {
-        let mut order: Vec<&Extent> = self.pieces.iter().map(|piece| &piece.extent).collect();
-        order.sort_by(|one, other| one.offsets.cmp(&other.offsets));
-        for (index, extent) in order.iter().enumerate() {
-            let rest = &order[index + 1..];
-            let reach = |other: &Extent| match extent.offsets.first() {
-                Some(first) => other.offsets[0] < first + extent.sizes[0],
-                None => true,
-            };
-            let shared = rest.iter().take_while(|other| reach(other));
-            if let Some(shared) = shared.filter_map(|other| extent.intersect(other)).next() {
-                return Err(TensorError::Overlap { at: shared.offsets });
-            }
-        }
-        let covered: u64 = order.iter().map(|extent| extent.numel()).sum();
-        let numel = self.numel();
-        if covered != numel {
-            return Err(TensorError::Gap { covered, numel });
-        }
-        Ok(())
+        let mut boxes: Vec<&Extent> = self.pieces.iter().map(|piece| &piece.extent).collect();
+        tiling::prove(&mut boxes, self.numel())
     }
 
     /// Element type.

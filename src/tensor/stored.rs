@@ -31,7 +31,7 @@ pub struct StoredTensor {
 }
 
 /// Why a stored tensor is not what it says.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoredError {
     /// More dimensions than any tensor has.

@@ -3,7 +3,7 @@
 use crate::extent::Extent;
 use crate::io::FileId;
 
-use super::ByteOrder;
+use super::{ByteOrder, StoredTensor};
 
 /// A box of a logical tensor and where its bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,18 @@ pub struct Piece {
 }
 
 impl Piece {
+    /// A box that holds all of a stored tensor.
+    pub(super) fn of(extent: Extent, stored: &StoredTensor) -> Self {
+        let storage = stored.storage();
+        Self {
+            extent,
+            file: storage.file,
+            offset: storage.offset + stored.storage_offset() * stored.dtype().size(),
+            strides: stored.strides().to_vec(),
+            byte_order: stored.byte_order(),
+        }
+    }
+
     /// The part of this piece inside `extent` (in the tensor's coordinates), if any.
     ///
     /// `element` is the size of an element in bytes.

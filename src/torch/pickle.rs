@@ -7,10 +7,14 @@
 
 mod literal;
 mod machine;
+mod op;
+pub mod stream;
 #[cfg(test)]
 mod tests;
 
 use thiserror::Error;
+
+pub use self::op::{NoOp, Op, decode};
 
 use self::machine::Machine;
 use super::value::{TooMany, ValueId, Values};
@@ -121,105 +125,64 @@ type Step<T = ()> = Result<T, PickleErrorKind>;
 impl Machine<'_> {
     /// Runs one opcode; the value is there when it was STOP.
     fn step(&mut self) -> Step<Option<ValueId>> {
-        match self.byte()? {
-            b'.' => return self.pop().map(Some),
-            0x80 => self.protocol()?,
-            0x95 => self.frame()?,
+        match self.op()? {
+            Op::Stop => return self.pop().map(Some),
+            Op::Protocol(_) => {}
+            Op::Frame(len) => self.check_frame(len)?,
 
-            b'(' => self.mark()?,
-            b'0' => self.pop_value_or_mark()?,
-            b'1' => {
+            Op::Mark => self.mark()?,
+            Op::Pop => self.pop_value_or_mark()?,
+            Op::PopMark => {
                 let start = self.pop_mark()?;
                 self.stack.truncate(start);
             }
-            b'2' => {
+            Op::Dup => {
                 let top = self.top()?;
                 self.push(top)?;
             }
 
-            b'N' => self.push(self.values.new_none())?,
-            0x88 => self.push(self.values.new_bool(true))?,
-            0x89 => self.push(self.values.new_bool(false))?,
-            b'K' => {
-                let value = self.byte()?;
-                self.push_int(value.into())?;
+            Op::None => self.push(self.values.new_none())?,
+            Op::Bool(value) => self.push(self.values.new_bool(value))?,
+            Op::Int(value) => self.push_int(value)?,
+            Op::Long(bytes) => {
+                let id = self.values.new_long(bytes)?;
+                self.push(id)?;
             }
-            b'M' => {
-                let value = u16::from_le_bytes(self.array()?);
-                self.push_int(value.into())?;
-            }
-            b'J' => {
-                let value = i32::from_le_bytes(self.array()?);
-                self.push_int(value.into())?;
-            }
-            0x8a => {
-                let len = self.byte()?;
-                self.long(len.into())?;
-            }
-            0x8b => {
-                let len = self.signed_length()?;
-                self.long(len)?;
-            }
-            b'G' => {
-                let value = f64::from_be_bytes(self.array()?);
+            Op::Float(value) => {
                 let id = self.values.new_float(value)?;
                 self.push(id)?;
             }
-            b'I' => self.int_text()?,
-            b'L' => self.long_text()?,
-            b'F' => self.float_text()?,
+            Op::IntText(line) => self.int_text(line)?,
+            Op::LongText(line) => self.long_text(line)?,
+            Op::FloatText(line) => self.float_text(line)?,
 
-            // Python 2 strings: text where they are UTF-8. Surrogates make a Python 3 string invalid UTF-8.
-            b'U' | 0x8c => {
-                let len = self.byte()?;
-                self.string(len.into())?;
+            Op::Str(bytes) => {
+                let id = self.values.new_str(bytes)?;
+                self.push(id)?;
             }
-            b'T' => {
-                let len = self.signed_length()?;
-                self.string(len)?;
-            }
-            b'X' => {
-                let len = u32::from_le_bytes(self.array()?);
-                self.string(len.into())?;
-            }
-            0x8d => {
-                let len = u64::from_le_bytes(self.array()?);
-                self.string(len)?;
-            }
-            b'S' => self.string_text()?,
-            b'V' => self.unicode_text()?,
-            b'C' => {
-                let len = self.byte()?;
-                self.bytes(len.into())?;
-            }
-            b'B' => {
-                let len = u32::from_le_bytes(self.array()?);
-                self.bytes(len.into())?;
-            }
-            // BINBYTES8, BYTEARRAY8
-            0x8e | 0x96 => {
-                let len = u64::from_le_bytes(self.array()?);
-                self.bytes(len)?;
+            Op::StringText(line) => self.string_text(line)?,
+            Op::UnicodeText(line) => self.unicode_text(line)?,
+            Op::Bytes(bytes) => {
+                let id = self.values.new_bytes(bytes)?;
+                self.push(id)?;
             }
 
-            b')' => self.push(self.values.new_empty_tuple())?,
-            b't' => {
+            Op::EmptyTuple => self.push(self.values.new_empty_tuple())?,
+            Op::Tuple => {
                 let start = self.pop_mark()?;
                 self.tuple(start)?;
             }
-            0x85 => self.tuple_of(1)?,
-            0x86 => self.tuple_of(2)?,
-            0x87 => self.tuple_of(3)?,
-            b']' => {
+            Op::TupleOf(len) => self.tuple_of(len)?,
+            Op::EmptyList => {
                 let list = self.values.new_list(&[])?;
                 self.push(list)?;
             }
-            b'l' => {
+            Op::List => {
                 let start = self.pop_mark()?;
                 let list = self.values.new_list(&self.stack[start..])?;
                 self.replace(start, list)?;
             }
-            b'a' => {
+            Op::Append => {
                 let member = self.pop()?;
                 let list = self.top()?;
                 match self.values.appends_of(list) {
@@ -227,7 +190,7 @@ impl Machine<'_> {
                     None => return Err(self.mismatch("a list", list)),
                 }
             }
-            b'e' => {
+            Op::Appends => {
                 let (list, start) = self.target_below_mark()?;
                 match self.values.appends_of(list) {
                     Some(members) => members.extend_from_slice(&self.stack[start..]),
@@ -235,17 +198,17 @@ impl Machine<'_> {
                 }
                 self.stack.truncate(start);
             }
-            b'}' => {
+            Op::EmptyDict => {
                 let dict = self.values.new_dict()?;
                 self.push(dict)?;
             }
-            b'd' => {
+            Op::Dict => {
                 let start = self.pop_mark()?;
                 let dict = self.values.new_dict()?;
                 self.set_items(dict, start)?;
                 self.push(dict)?;
             }
-            b's' => {
+            Op::SetItem => {
                 let value = self.pop()?;
                 let key = self.pop()?;
                 let dict = self.top()?;
@@ -254,15 +217,15 @@ impl Machine<'_> {
                     None => return Err(self.mismatch("a dict", dict)),
                 }
             }
-            b'u' => {
+            Op::SetItems => {
                 let (dict, start) = self.target_below_mark()?;
                 self.set_items(dict, start)?;
             }
-            0x8f => {
+            Op::EmptySet => {
                 let set = self.values.new_set()?;
                 self.push(set)?;
             }
-            0x90 => {
+            Op::AddItems => {
                 let (set, start) = self.target_below_mark()?;
                 match self.values.additions_of(set) {
                     Some(members) => members.extend_from_slice(&self.stack[start..]),
@@ -270,66 +233,43 @@ impl Machine<'_> {
                 }
                 self.stack.truncate(start);
             }
-            0x91 => {
+            Op::FrozenSet => {
                 let start = self.pop_mark()?;
                 let set = self.values.new_frozen_set(&self.stack[start..])?;
                 self.replace(start, set)?;
             }
 
-            b'p' => {
-                let index = self.index_text()?;
-                self.put(index)?;
-            }
-            b'q' => {
-                let index = self.byte()?;
-                self.put(index.into())?;
-            }
-            b'r' => {
-                let index = u32::from_le_bytes(self.array()?);
-                self.put(index)?;
-            }
-            0x94 => self.put(self.memo.next_index())?,
-            b'g' => {
-                let index = self.index_text()?;
-                self.fetch(index)?;
-            }
-            b'h' => {
-                let index = self.byte()?;
-                self.fetch(index.into())?;
-            }
-            b'j' => {
-                let index = u32::from_le_bytes(self.array()?);
-                self.fetch(index)?;
-            }
+            Op::Put(index) => self.put(index)?,
+            Op::Memoize => self.put(self.memo.next_index())?,
+            Op::Get(index) => self.fetch(index)?,
 
-            b'c' => {
-                let global = self.global_text()?;
+            Op::Global(module, name) => {
+                let global = self.global_text(module, name)?;
                 self.push(global)?;
             }
-            0x93 => {
+            Op::StackGlobal => {
                 let name = self.pop()?;
                 let module = self.pop()?;
                 let global = self.global(module, name)?;
                 self.push(global)?;
             }
-            // REDUCE, NEWOBJ
-            b'R' | 0x81 => {
+            Op::Call => {
                 let args = self.pop()?;
                 self.call(args, None)?;
             }
-            0x92 => {
+            Op::CallWithKeywords => {
                 let kwargs = self.pop()?;
                 let args = self.pop()?;
                 self.call(args, Some(kwargs))?;
             }
-            b'i' => {
-                let callable = self.global_text()?;
+            Op::Inst(module, name) => {
+                let callable = self.global_text(module, name)?;
                 let start = self.pop_mark()?;
                 let args = self.values.new_tuple(&self.stack[start..])?;
                 let object = self.values.new_call(callable, args, None)?;
                 self.replace(start, object)?;
             }
-            b'o' => {
+            Op::Obj => {
                 let start = self.pop_mark()?;
                 let callable = *self.stack.get(start).ok_or(PickleErrorKind::StackUnderflow)?;
                 self.check_callable(callable)?;
@@ -337,7 +277,7 @@ impl Machine<'_> {
                 let object = self.values.new_call(callable, args, None)?;
                 self.replace(start, object)?;
             }
-            b'b' => {
+            Op::Build => {
                 let state = self.pop()?;
                 let object = self.top()?;
                 match self.values.state_of(object) {
@@ -346,24 +286,16 @@ impl Machine<'_> {
                     None => return Err(self.mismatch("an object", object)),
                 }
             }
-            b'P' => {
-                let line = self.line()?;
+            Op::PersistentText(line) => {
                 let id = self.values.new_str(line)?;
                 let persistent = self.values.new_persistent(id)?;
                 self.push(persistent)?;
             }
-            b'Q' => {
+            Op::Persistent => {
                 let id = self.pop()?;
                 let persistent = self.values.new_persistent(id)?;
                 self.push(persistent)?;
             }
-
-            0x82 => return Err(PickleErrorKind::OutsideTheFile("EXT1")),
-            0x83 => return Err(PickleErrorKind::OutsideTheFile("EXT2")),
-            0x84 => return Err(PickleErrorKind::OutsideTheFile("EXT4")),
-            0x97 => return Err(PickleErrorKind::OutsideTheFile("NEXT_BUFFER")),
-            0x98 => return Err(PickleErrorKind::OutsideTheFile("READONLY_BUFFER")),
-            other => return Err(PickleErrorKind::UnknownOpcode(other)),
         }
         Ok(None)
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::super::value::{TooMany, Value, ValueId, Values};
-use super::{PickleErrorKind, Step, literal};
+use super::{NoOp, Op, PickleErrorKind, Step, decode, literal};
 use crate::limits::Limits;
 
 pub(super) struct Machine<'a> {
@@ -38,55 +38,22 @@ impl<'a> Machine<'a> {
 
 /// Input.
 impl<'a> Machine<'a> {
-    pub(super) fn byte(&mut self) -> Step<u8> {
-        let byte = *self.input.get(self.at).ok_or(PickleErrorKind::UnexpectedEnd)?;
-        self.at += 1;
-        Ok(byte)
-    }
-
-    pub(super) fn array<const N: usize>(&mut self) -> Step<[u8; N]> {
+    pub(super) fn op(&mut self) -> Step<Op<'a>> {
         let rest = self.input.get(self.at..).unwrap_or_default();
-        let array = *rest.first_chunk().ok_or(PickleErrorKind::UnexpectedEnd)?;
-        self.at += N;
-        Ok(array)
-    }
-
-    /// The next `len` bytes, if there are so many.
-    pub(super) fn take(&mut self, len: u64) -> Step<&'a [u8]> {
-        let len = usize::try_from(len).map_err(|_| PickleErrorKind::UnexpectedEnd)?;
-        let end = self.at.checked_add(len).ok_or(PickleErrorKind::UnexpectedEnd)?;
-        let bytes = self.input.get(self.at..end).ok_or(PickleErrorKind::UnexpectedEnd)?;
-        self.at = end;
-        Ok(bytes)
-    }
-
-    pub(super) fn line(&mut self) -> Step<&'a [u8]> {
-        let rest = self.input.get(self.at..).unwrap_or_default();
-        let len =
-            rest.iter().position(|&byte| byte == b'\n').ok_or(PickleErrorKind::UnexpectedEnd)?;
-        self.at += len + 1;
-        Ok(&rest[..len])
-    }
-
-    pub(super) fn signed_length(&mut self) -> Step<u64> {
-        let len = i32::from_le_bytes(self.array()?);
-        u64::try_from(len).map_err(|_| PickleErrorKind::NegativeLength(len))
-    }
-
-    pub(super) fn protocol(&mut self) -> Step {
-        match self.byte()? {
-            0..=5 => Ok(()),
-            newer => Err(PickleErrorKind::UnknownProtocol(newer)),
+        match decode(rest) {
+            Ok((op, len)) => {
+                self.at += len;
+                Ok(op)
+            }
+            Err(NoOp::Short(_)) => Err(PickleErrorKind::UnexpectedEnd),
+            Err(NoOp::Bad(kind)) => Err(kind),
         }
     }
 
-    /// A frame only announces how much follows.
-    pub(super) fn frame(&mut self) -> Step {
-        let len = u64::from_le_bytes(self.array()?);
-        let start = self.at;
-        self.take(len)?;
-        self.at = start;
-        Ok(())
+    /// What a frame announces must be there.
+    pub(super) fn check_frame(&self, len: u64) -> Step {
+        let rest = self.input.len() - self.at;
+        if len > rest as u64 { Err(PickleErrorKind::UnexpectedEnd) } else { Ok(()) }
     }
 }
 
@@ -187,27 +154,9 @@ impl Machine<'_> {
         self.push(id)
     }
 
-    pub(super) fn long(&mut self, len: u64) -> Step {
-        let bytes = self.take(len)?;
-        let id = self.values.new_long(bytes)?;
-        self.push(id)
-    }
-
-    pub(super) fn string(&mut self, len: u64) -> Step {
-        let bytes = self.take(len)?;
-        let id = self.values.new_str(bytes)?;
-        self.push(id)
-    }
-
-    pub(super) fn bytes(&mut self, len: u64) -> Step {
-        let bytes = self.take(len)?;
-        let id = self.values.new_bytes(bytes)?;
-        self.push(id)
-    }
-
     /// INT: also how protocol 1 and older write `True` and `False`.
-    pub(super) fn int_text(&mut self) -> Step {
-        match self.line()? {
+    pub(super) fn int_text(&mut self, line: &[u8]) -> Step {
+        match line {
             b"00" => self.push(self.values.new_bool(false)),
             b"01" => self.push(self.values.new_bool(true)),
             digits => self.digits(digits),
@@ -215,8 +164,7 @@ impl Machine<'_> {
     }
 
     /// LONG: the digits may end in Python 2's `L`.
-    pub(super) fn long_text(&mut self) -> Step {
-        let line = self.line()?;
+    pub(super) fn long_text(&mut self, line: &[u8]) -> Step {
         self.digits(line.strip_suffix(b"L").unwrap_or(line))
     }
 
@@ -226,34 +174,23 @@ impl Machine<'_> {
         self.push(id)
     }
 
-    pub(super) fn float_text(&mut self) -> Step {
-        let line = self.line()?;
+    pub(super) fn float_text(&mut self, line: &[u8]) -> Step {
         let value = str::from_utf8(line).ok().and_then(|text| text.parse().ok());
         let id = self.values.new_float(value.ok_or(PickleErrorKind::BadText("a float"))?)?;
         self.push(id)
     }
 
-    pub(super) fn string_text(&mut self) -> Step {
-        let line = self.line()?;
+    pub(super) fn string_text(&mut self, line: &[u8]) -> Step {
         let bytes = literal::quoted(line).ok_or(PickleErrorKind::BadText("a string"))?;
         let id = self.values.new_str(&bytes)?;
         self.push(id)
     }
 
-    pub(super) fn unicode_text(&mut self) -> Step {
-        let line = self.line()?;
+    pub(super) fn unicode_text(&mut self, line: &[u8]) -> Step {
         let bytes =
             literal::raw_unicode(line).ok_or(PickleErrorKind::BadText("a unicode string"))?;
         let id = self.values.new_str(&bytes)?;
         self.push(id)
-    }
-
-    pub(super) fn index_text(&mut self) -> Step<u32> {
-        let line = self.line()?;
-        str::from_utf8(line)
-            .ok()
-            .and_then(|text| text.parse().ok())
-            .ok_or(PickleErrorKind::BadText("a memo index"))
     }
 
     pub(super) fn tuple(&mut self, start: usize) -> Step {
@@ -282,9 +219,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    pub(super) fn global_text(&mut self) -> Step<ValueId> {
-        let module = self.line()?;
-        let name = self.line()?;
+    pub(super) fn global_text(&mut self, module: &[u8], name: &[u8]) -> Step<ValueId> {
         let module = self.values.new_str(module)?;
         let name = self.values.new_str(name)?;
         self.global(module, name)

@@ -1,0 +1,236 @@
+//! What torch's `HuggingFaceStorageWriter` writes (torch 2.8 to 2.15, `torch/distributed/checkpoint/hf_storage.py`): a
+//! safetensors file of chunks for every rank, `shard-00001-model-00001-of-00002.safetensors`, and no metadata. The
+//! global shape is as far as the chunks reach.
+//!
+//! Where the writer also put them together, whole tensors lie above, and the shards in `sharded/` are left alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::dcp::ShardFile;
+use crate::extent::Extent;
+use crate::io::{FileId, FileSet};
+use crate::names::megatron::is_buffer;
+use crate::names::{Name, is_vocabulary};
+use crate::safetensors::Safetensors;
+use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
+
+use super::super::{Located, OpenError, OpenOptions};
+use super::FORMAT;
+
+/// Where the shards go when they are also put together.
+const SHARDED: &str = "sharded";
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The number of the writing rank, from 1 on, in the name of a shard: `shard-RRRRR-model-MMMMM-of-NNNNN.safetensors`.
+fn rank_of_shard(name: &str) -> Option<u64> {
+    let rest = name.strip_prefix("shard-")?.strip_suffix(".safetensors")?;
+    let (rank, rest) = rest.split_once("-model-")?;
+    let (file, files) = rest.split_once("-of-")?;
+    let number = |digits: &str| {
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| digits.parse::<u64>().ok()).flatten()
+    };
+    number(file).and(number(files)).and(number(rank))
+}
+
+/// The safetensors files of a folder: those of chunks, and all others.
+fn safetensors_files(folder: &Path) -> (BTreeMap<String, u64>, BTreeSet<String>) {
+    let (mut shards, mut others) = (BTreeMap::new(), BTreeSet::new());
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(rank) = rank_of_shard(&name) {
+            shards.insert(name, rank);
+        } else if name.ends_with(".safetensors") {
+            others.insert(name);
+        }
+    }
+    (shards, others)
+}
+
+/// Whether a folder holds shards of this writer, beside nothing else or in a folder below the whole.
+pub(super) fn is_distributed(path: &Path) -> bool {
+    let (shards, others) = safetensors_files(path);
+    match (shards.is_empty(), others.is_empty()) {
+        (false, others) => others,
+        (true, true) => false,
+        (true, false) => !safetensors_files(&path.join(SHARDED)).0.is_empty(),
+    }
+}
+
+pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let folder = &located.path;
+    let (shards, others) = safetensors_files(folder);
+    let is_whole = shards.is_empty();
+    let names: Vec<String> =
+        if is_whole { others.into_iter().collect() } else { shards.keys().cloned().collect() };
+    let mut files = FileSet::default();
+    let mut ids = Vec::with_capacity(names.len());
+    for name in &names {
+        let path = folder.join(name);
+        ids.push(files.add(&path).map_err(|source| OpenError::Io { path, source })?);
+    }
+    let opened: Vec<_> =
+        ids.par_iter().map(|&id| ShardFile::open(&files, files.whole(id))).collect();
+    let origin = Origin {
+        format: FORMAT.name,
+        iteration: located.iteration,
+        shards: ids.len(),
+        ..Origin::default()
+    };
+    let mut catalog = Catalog::new(origin, files);
+    let mut parts = Parts::default();
+    for (&id, opened) in ids.iter().zip(opened) {
+        match opened {
+            Ok(file) => parts.add(id, file, is_whole, &mut catalog),
+            Err(error) => catalog.problems.push(Problem {
+                file: Some(catalog.files.path(id).to_path_buf()),
+                tensor: None,
+                message: error.to_string(),
+            }),
+        }
+    }
+    if is_whole {
+        check_index(folder, &parts, &mut catalog);
+        let note =
+            format!("{SHARDED}/ holds the same tensors once more in chunks, and is not read");
+        catalog.notes.push(note);
+    } else {
+        check_ranks(folder, &shards, &mut catalog);
+    }
+    if options.wants(Section::Model) {
+        parts.insert_into(&mut catalog);
+    }
+    Ok(catalog)
+}
+
+/// Every rank below the last one has written something, or a file is missing. A missing last one is seen only by a
+/// tensor that is smaller than it should be.
+fn check_ranks(folder: &Path, shards: &BTreeMap<String, u64>, catalog: &mut Catalog) {
+    let ranks: BTreeSet<u64> = shards.values().copied().collect();
+    let last = ranks.last().copied().unwrap_or(0);
+    let mut expected = 1..=last;
+    // No longer than there are files: the first gap ends it.
+    if let Some(missing) = ranks
+        .iter()
+        .zip(&mut expected)
+        .find_map(|(found, number)| (*found != number).then_some(number))
+    {
+        let path = folder.join(format!("shard-{missing:05}-model-*.safetensors"));
+        let message =
+            format!("missing shard: there are shards of ranks up to {last}, counted from 1");
+        catalog.problems.push(Problem { file: Some(path), tensor: None, message });
+    }
+}
+
+/// What the index says must be there.
+fn check_index(folder: &Path, parts: &Parts, catalog: &mut Catalog) {
+    /// An index has a line for each tensor.
+    const LONGEST: u64 = 256 << 20;
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let path = folder.join(INDEX);
+    let Ok(meta) = std::fs::metadata(&path) else { return };
+    let mut problem = |tensor: Option<String>, message: String| {
+        catalog.problems.push(Problem { file: Some(path.clone()), tensor, message });
+    };
+    if meta.len() > LONGEST {
+        return problem(None, format!("{} bytes are no index", meta.len()));
+    }
+    let text = std::fs::read(&path).map_err(|error| error.to_string());
+    let index = text
+        .and_then(|text| serde_json::from_slice::<Index>(&text).map_err(|error| error.to_string()));
+    match index {
+        Err(error) => problem(None, error),
+        Ok(index) => {
+            for (name, file) in index.weight_map {
+                if !parts.chunks.contains_key(&*name) {
+                    problem(Some(name), format!("should be in {file} and is not there"));
+                }
+            }
+        }
+    }
+}
+
+/// The chunks of all files by tensor.
+#[derive(Default)]
+struct Parts {
+    chunks: BTreeMap<Arc<str>, Vec<(Vec<u64>, StoredTensor)>>,
+}
+
+impl Parts {
+    fn add(&mut self, id: FileId, file: ShardFile, is_whole: bool, catalog: &mut Catalog) {
+        let path: PathBuf = catalog.files.path(id).to_path_buf();
+        let mut problem = |name: &str, message: String| {
+            let (file, tensor) = (Some(path.clone()), Some(name.to_owned()));
+            catalog.problems.push(Problem { file, tensor, message });
+        };
+        let Safetensors { tensors, repeated, .. } = &file.safetensors;
+        for name in repeated {
+            problem(name, "is twice in the header".to_owned());
+        }
+        let mut buffers = 0;
+        for (name, stored) in tensors {
+            if is_buffer(name) {
+                buffers += 1;
+                continue;
+            }
+            let chunk = match stored {
+                Err(error) => Err(error.to_string()),
+                Ok(stored) if is_whole => Ok((vec![0; stored.shape().len()], stored)),
+                Ok(_) => file.chunk(name).map(|(offsets, stored)| (offsets.to_vec(), stored)),
+            };
+            match chunk {
+                Ok((offsets, stored)) => {
+                    self.chunks
+                        .entry(name.as_str().into())
+                        .or_default()
+                        .push((offsets, stored.clone()));
+                }
+                Err(message) => problem(name, message),
+            }
+        }
+        catalog.origin.left_out += buffers;
+    }
+
+    fn insert_into(self, catalog: &mut Catalog) {
+        for (name, chunks) in self.chunks {
+            match put_together(&name, chunks) {
+                Ok(tensor) => {
+                    let is_vocab = is_vocabulary(&name);
+                    catalog.insert(Name::new(name), Entry { tensor, is_vocab });
+                }
+                Err(error) => catalog.problems.push(Problem::of_tensor(&*name, &error)),
+            }
+        }
+    }
+}
+
+/// The tensor that reaches as far as its chunks do.
+fn put_together(
+    name: &Arc<str>,
+    chunks: Vec<(Vec<u64>, StoredTensor)>,
+) -> Result<LogicalTensor, TensorError> {
+    let Some((_, first)) = chunks.first() else {
+        return Err(TensorError::Gap { covered: 0, numel: 0 });
+    };
+    let (dtype, file) = (first.dtype(), first.storage().file);
+    let mut shape = vec![0_u64; first.shape().len()];
+    for (offsets, stored) in &chunks {
+        for ((size, offset), own) in shape.iter_mut().zip(offsets).zip(stored.shape()) {
+            *size = (*size).max(offset.saturating_add(*own));
+        }
+    }
+    let boxes = chunks
+        .into_iter()
+        .map(|(offsets, stored)| (Extent { offsets, sizes: stored.shape().to_vec() }, stored));
+    let source = Source { file, name: Arc::clone(name) };
+    LogicalTensor::from_boxes(dtype, shape, source, boxes)
+}

@@ -1,0 +1,217 @@
+//! Plain checkpoints of `torch.distributed.checkpoint`: FSDP, DTensor and whatever else saves a state dict with it.
+//!
+//! The names are those of the state dict without its `model.` and without what wrappers put between; see `names.rs`.
+//! What `HuggingFaceStorageWriter` writes is read here too; see `distributed.rs`.
+
+mod distributed;
+mod names;
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::dcp::{Checkpoint, Fault, METADATA, Metadata, SliceError, metadata_files};
+use crate::dtype::Dtype;
+use crate::io::FileSet;
+use crate::layout::Fact;
+use crate::names::{Name, is_vocabulary};
+use crate::tensor::{ByteOrder, LogicalTensor};
+
+use super::state::state_of;
+use super::{Format, Located, OpenError, OpenOptions};
+use names::{Named, Names, is_flat_parameter};
+
+/// `dcp`: a folder of data files with `.metadata`, with `__<rank>.metadata` of every rank, or of safetensors shards.
+pub(super) const FORMAT: Format = Format { name: "dcp", detect, read };
+
+/// The file that Megatron's own formats have beside `.metadata`.
+const OF_MEGATRON: &str = "metadata.json";
+
+fn detect(path: &Path) -> bool {
+    path.is_dir()
+        && !path.join(OF_MEGATRON).exists()
+        && (metadata_files(path).is_ok_and(|files| !files.is_empty())
+            || distributed::is_distributed(path))
+}
+
+fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    if distributed::is_distributed(&located.path) {
+        return distributed::read(located, options);
+    }
+    let mut files = FileSet::default();
+    let metadata = Metadata::read(&located.path, &mut files)?;
+    Ok(read_with(metadata, files, located, options))
+}
+
+/// Reads a checkpoint whose metadata is known to be nobody else's.
+fn read_with(
+    metadata: Metadata,
+    mut files: FileSet,
+    located: &Located,
+    options: &OpenOptions,
+) -> Catalog {
+    let keys = metadata.tensors.keys().map(|key| &**key);
+    let objects = metadata.objects.keys().map(|key| &**key);
+    let names = Names::of(keys, objects, metadata.parents.as_ref());
+    let wanted = |key: &str| match names.read(key) {
+        _ if metadata.objects.contains_key(key) => {
+            !names.is_of_optimizer(key) || options.wants(Section::Optimizer)
+        }
+        Named::Model(_) => options.wants(Section::Model),
+        Named::Optimizer(_) => options.wants(Section::Optimizer),
+        Named::State(_) | Named::Buffer => false,
+    };
+    let wanted: HashSet<Arc<str>> = metadata
+        .tensors
+        .keys()
+        .chain(metadata.objects.keys())
+        .filter(|key| wanted(key))
+        .cloned()
+        .collect();
+    let mut checkpoint =
+        Checkpoint::of(metadata, &located.path, &mut files, |key| wanted.contains(key));
+    let origin = Origin {
+        format: FORMAT.name,
+        iteration: located.iteration,
+        shards: checkpoint.data_files,
+        ..Origin::default()
+    };
+    let mut reading =
+        Reading { names, catalog: Catalog::new(origin, files), stored: HashMap::new() };
+    for fault in std::mem::take(&mut checkpoint.metadata.faults) {
+        let is_of_optimizer =
+            fault.name.as_ref().is_some_and(|name| reading.names.is_of_optimizer(name));
+        if !is_of_optimizer || options.wants(Section::Optimizer) {
+            reading.fault(fault);
+        }
+    }
+    reading.add_state(&checkpoint, |key| wanted.contains(key));
+    reading.count_left_out(&checkpoint.metadata);
+    for (key, tensor) in std::mem::take(&mut checkpoint.tensors) {
+        match tensor {
+            Ok(tensor) => reading.add_tensor(&key, tensor),
+            Err(error) => reading.catalog.problems.push(Problem::of_tensor(&*key, &error)),
+        }
+    }
+    reading.catalog
+}
+
+/// A checkpoint on the way to a catalog.
+struct Reading {
+    names: Names,
+    catalog: Catalog,
+    /// The key under which each name was stored.
+    stored: HashMap<Name, Arc<str>>,
+}
+
+impl Reading {
+    fn fault(&mut self, fault: Fault) {
+        let Fault { file, name, message } = fault;
+        let file = file.map(|file| self.catalog.files.path(file).to_path_buf());
+        let tensor = name.map(|name| name.to_string());
+        self.catalog.problems.push(Problem { file, tensor, message });
+    }
+
+    fn add_tensor(&mut self, key: &Arc<str>, tensor: LogicalTensor) {
+        let (Named::Model(name) | Named::Optimizer(name)) = self.names.read(key) else { return };
+        if self.names.is_beside_model(key)
+            && !self.names.is_of_optimizer(key)
+            && tensor.numel() == 1
+            && let Some(fact) = scalar(&tensor, &self.catalog.files)
+        {
+            self.catalog.state.insert(self.names.of_object(key).to_owned(), fact);
+            return;
+        }
+        let name = Name::new(name);
+        if let Some(other) = self.stored.insert(name.clone(), Arc::clone(key)) {
+            let message = format!("{other} and {key} are one name without what wrappers add to it");
+            self.catalog.problems.push(Problem::of_tensor(name.as_str(), &message));
+            return;
+        }
+        let is_vocab = is_vocabulary(name.as_str());
+        self.catalog.insert(name, Entry { tensor, is_vocab });
+    }
+
+    /// Reads the objects that are no tensors.
+    fn add_state(&mut self, checkpoint: &Checkpoint, wanted: impl Fn(&str) -> bool) {
+        let keys: Vec<&Arc<str>> =
+            checkpoint.metadata.objects.keys().filter(|key| wanted(key)).take(OBJECTS).collect();
+        let files = &self.catalog.files;
+        let read = keys.par_iter().map(|key| {
+            let torch = checkpoint.object(key, files)?;
+            Ok(state_of(&torch, torch.root()))
+        });
+        let read: Vec<Result<Fact, SliceError>> = read.collect();
+        for (key, fact) in keys.into_iter().zip(read) {
+            match fact {
+                Ok(fact) => {
+                    self.catalog.state.insert(self.names.of_object(key).to_owned(), fact);
+                }
+                Err(error) => self.catalog.problems.push(Problem::of_tensor(&**key, &error)),
+            }
+        }
+        const ITERATIONS: [&str; 3] = ["iteration", "step", "global_step"];
+        let mut iterations =
+            ITERATIONS.iter().filter_map(|key| match self.catalog.state.get(*key) {
+                Some(Fact::Int(number)) => u64::try_from(*number).ok(),
+                _ => None,
+            });
+        self.catalog.origin.iteration = self.catalog.origin.iteration.or(iterations.next());
+    }
+
+    /// Counts what is no weight, and says what else a user should know of the names.
+    fn count_left_out(&mut self, metadata: &Metadata) {
+        let mut of_run = Vec::new();
+        let mut flat = Vec::new();
+        for key in metadata.tensors.keys() {
+            match self.names.read(key) {
+                Named::Buffer => self.catalog.origin.left_out += 1,
+                Named::State(name) => of_run.push(name),
+                Named::Model(name) if is_flat_parameter(&name) => flat.push(name),
+                Named::Model(_) | Named::Optimizer(_) => {}
+            }
+        }
+        self.catalog.origin.left_out += of_run.len();
+        let notes = &mut self.catalog.notes;
+        if let Some(first) = of_run.first() {
+            let count = of_run.len();
+            notes.push(format!("{count} tensors beside the model are no weights: {first}, ..."));
+        }
+        if let Some(first) = flat.first() {
+            notes.push(format!(
+                "{} names are flat parameters of FSDP (LOCAL_STATE_DICT), which only compare with those of \
+                 the same wrapping and number of ranks: {first}, ...",
+                flat.len()
+            ));
+        }
+        if let Some(version) =
+            metadata.version.as_ref().filter(|version| !version.starts_with("1."))
+        {
+            notes.push(format!("{METADATA} is of version {version}, newer than any that is known"));
+        }
+    }
+}
+
+/// Objects that are read: more than any state dict has besides its tensors.
+const OBJECTS: usize = 1 << 16;
+
+/// The one element of a tensor of the usual number types.
+fn scalar(tensor: &LogicalTensor, files: &FileSet) -> Option<Fact> {
+    let piece = tensor.pieces().first()?;
+    let mut bytes = [0; 8];
+    let bytes = bytes.get_mut(..usize::try_from(tensor.dtype().size()).ok()?)?;
+    files.read_exact_at(piece.file, bytes, piece.offset).ok()?;
+    if piece.byte_order == ByteOrder::Big {
+        bytes.reverse();
+    }
+    Some(match tensor.dtype() {
+        Dtype::Int64 => Fact::Int(i64::from_le_bytes(*bytes.first_chunk()?)),
+        Dtype::Int32 => Fact::Int(i32::from_le_bytes(*bytes.first_chunk()?).into()),
+        Dtype::Float64 => Fact::Float(f64::from_le_bytes(*bytes.first_chunk()?)),
+        Dtype::Float32 => Fact::Float(f32::from_le_bytes(*bytes.first_chunk()?).into()),
+        _ => return None,
+    })
+}

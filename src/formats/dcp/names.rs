@@ -1,0 +1,241 @@
+//! What the keys of a saved state dict stand for.
+//!
+//! torch 2.3 to 2.15: `torch/distributed/checkpoint/state_dict.py` (`get_state_dict`), `_nested_dict.py`, `stateful.py`;
+//! FSDP, `torch.compile`, activation checkpointing and DDP for the components that wrappers leave.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::names::megatron::is_buffer;
+
+/// What a key stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Named {
+    /// A weight of this name.
+    Model(String),
+    /// `optimizer.<state>.<weight>`.
+    Optimizer(String),
+    /// No weight: what the run says of itself.
+    State(String),
+    /// What training recomputes or keeps for itself.
+    Buffer,
+}
+
+/// Names of the dict with the optimizer's state, the second one in torch's own examples.
+const OPTIMIZERS: [&str; 2] = ["optimizer.", "optim."];
+
+/// Top-level entries beside `model` and the optimizer that hold tensors and no weights.
+const OF_RUN: [&str; 10] = [
+    "rng",
+    "rng_state",
+    "rng_states",
+    "random_states",
+    "cuda_rng_state",
+    "dataloader",
+    "train_dataloader",
+    "train_state",
+    "scheduler",
+    "lr_scheduler",
+];
+
+/// Components that wrappers add wherever they wrap something.
+const WRAPPERS: [&str; 4] =
+    ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_fpw_module"];
+
+/// How the keys of one checkpoint are to be read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Names {
+    /// In front of all that one `Stateful` object saved, such as `app.`.
+    object: String,
+    /// The weights are all that is in a dict of their own.
+    has_model_dict: bool,
+    /// The state dict is that of an optimizer alone.
+    is_bare_optimizer: bool,
+}
+
+impl Names {
+    /// Reads what the keys of all tensors and the outer dicts of the state dict, where they are known, tell.
+    pub(super) fn of<'a>(
+        tensors: impl Iterator<Item = &'a str> + Clone,
+        objects: impl Iterator<Item = &'a str> + Clone,
+        parents: Option<&BTreeSet<Arc<str>>>,
+    ) -> Self {
+        let mut keys = tensors.clone().chain(objects);
+        let object = match parents {
+            Some(parents) if parents.contains("model") => None,
+            Some(parents) => parents.iter().find_map(|parent| parent.strip_suffix(".model")),
+            None => keys.clone().any(|key| key.starts_with("app.model.")).then_some("app"),
+        };
+        let object = object.map_or_else(String::new, |object| format!("{object}."));
+        let is_bare_optimizer = keys.any(|key| key.starts_with("param_groups."))
+            && tensors.clone().all(|key| key.starts_with("state."));
+        let has_model_dict = match parents {
+            Some(parents) => parents.contains(&*format!("{object}model")),
+            None => {
+                let is_weight = |key: &&str| optimizer(key).is_none() && !is_of_run(key);
+                let own = |key: &'a str| key.strip_prefix(&object).unwrap_or(key);
+                let mut weights = tensors.map(own).filter(is_weight).peekable();
+                weights.peek().is_some() && weights.all(|key| key.starts_with("model."))
+            }
+        };
+        Self { object, has_model_dict, is_bare_optimizer }
+    }
+
+    /// What a key stands for.
+    pub(super) fn read(&self, key: &str) -> Named {
+        let own = key.strip_prefix(&*self.object).unwrap_or(key);
+        if let Some(of_optimizer) = optimizer(own) {
+            return of_state(of_optimizer);
+        }
+        if self.is_bare_optimizer {
+            return of_state(own);
+        }
+        let weight = match own.strip_prefix("model.").filter(|_| self.has_model_dict) {
+            Some(weight) => weight,
+            None if self.has_model_dict && is_of_run(own) => return Named::State(own.to_owned()),
+            None => own,
+        };
+        let weight = without_wrappers(weight);
+        if is_buffer(&weight) { Named::Buffer } else { Named::Model(weight) }
+    }
+
+    /// The name of an object that is no tensor: the key without what is in front of all.
+    pub(super) fn of_object<'a>(&self, key: &'a str) -> &'a str {
+        key.strip_prefix(&*self.object).unwrap_or(key)
+    }
+
+    /// Whether a key belongs to the optimizer.
+    pub(super) fn is_of_optimizer(&self, key: &str) -> bool {
+        self.is_bare_optimizer || optimizer(self.of_object(key)).is_some()
+    }
+
+    /// Whether weights lie in a dict of their own, so that a lone number beside it is none.
+    pub(super) fn is_beside_model(&self, key: &str) -> bool {
+        self.has_model_dict && !self.of_object(key).starts_with("model.")
+    }
+}
+
+/// The key without the name of the optimizer.
+fn optimizer(key: &str) -> Option<&str> {
+    OPTIMIZERS.iter().find_map(|prefix| key.strip_prefix(prefix))
+}
+
+/// `state.<weight>.<state>`, or something of the optimizer's own.
+fn of_state(key: &str) -> Named {
+    match key.strip_prefix("state.").and_then(|rest| rest.rsplit_once('.')) {
+        Some((weight, state)) => {
+            Named::Optimizer(format!("optimizer.{state}.{}", without_wrappers(weight)))
+        }
+        None if key.starts_with("param_groups.") => Named::State(format!("optimizer.{key}")),
+        None => Named::Optimizer(format!("optimizer.{key}")),
+    }
+}
+
+fn is_of_run(key: &str) -> bool {
+    key.split('.').next().is_some_and(|first| OF_RUN.contains(&first))
+}
+
+/// The name without the components of wrappers; `module` is one only in front, where DDP puts it.
+fn without_wrappers(name: &str) -> String {
+    let kept = name.split('.').filter(|part| !WRAPPERS.contains(part));
+    let kept: Vec<&str> = kept.collect();
+    let leading = kept.iter().take_while(|part| **part == "module").count();
+    // A name that is nothing but wrappers keeps them.
+    if leading == kept.len() { name.to_owned() } else { kept[leading..].join(".") }
+}
+
+/// Whether a name is that of the one flat parameter that FSDP makes of a module (`LOCAL_STATE_DICT`).
+pub(super) fn is_flat_parameter(name: &str) -> bool {
+    name.split('.').any(|part| part == "flat_param" || part == "_flat_param")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(tensors: &[&str], objects: &[&str], parents: Option<&[&str]>) -> Names {
+        let parents = parents.map(|parents| parents.iter().map(|name| (*name).into()).collect());
+        Names::of(tensors.iter().copied(), objects.iter().copied(), parents.as_ref())
+    }
+
+    fn model(name: &str) -> Named {
+        Named::Model(name.to_owned())
+    }
+
+    fn of_optimizer(name: &str) -> Named {
+        Named::Optimizer(name.to_owned())
+    }
+
+    #[test]
+    fn a_dict_of_weights_is_left_out_of_their_names() {
+        let nested =
+            names(&["model.a.weight"], &[], Some(&["model", "optimizer", "optimizer.state"]));
+        assert_eq!(nested.read("model.a.weight"), model("a.weight"));
+        assert_eq!(
+            nested.read("optimizer.state.a.weight.exp_avg"),
+            of_optimizer("optimizer.exp_avg.a.weight")
+        );
+        // A module that is called `model` is not a dict of weights.
+        let flat = names(&["model.a.weight"], &[], Some(&[]));
+        assert_eq!(flat.read("model.a.weight"), model("model.a.weight"));
+        assert_eq!(
+            flat.read("optimizer.state.a.weight.step"),
+            of_optimizer("optimizer.step.a.weight")
+        );
+    }
+
+    #[test]
+    fn without_planner_data_all_weights_must_have_the_prefix() {
+        let all = names(&["model.a", "model.b", "optimizer.state.a.step"], &[], None);
+        assert_eq!(all.read("model.a"), model("a"));
+        let some = names(&["model.a", "lm_head.weight"], &[], None);
+        assert_eq!(some.read("model.a"), model("model.a"));
+        assert_eq!(names(&[], &[], None).read("model.a"), model("model.a"));
+    }
+
+    #[test]
+    fn a_stateful_object_in_front_of_all_is_left_out() {
+        let parents = ["app", "app.model", "app.optim"];
+        for parents in [Some(&parents[..]), None] {
+            let names = names(
+                &["app.model.a", "app.optim.state.a.exp_avg"],
+                &["app.optim.param_groups.0.lr"],
+                parents,
+            );
+            assert_eq!(names.read("app.model.a"), model("a"));
+            assert_eq!(
+                names.read("app.optim.state.a.exp_avg"),
+                of_optimizer("optimizer.exp_avg.a")
+            );
+            assert!(names.is_of_optimizer("app.optim.param_groups.0.lr"));
+        }
+    }
+
+    #[test]
+    fn an_optimizer_on_its_own_is_known_by_its_groups() {
+        let names = names(&["state.a.b.exp_avg"], &["param_groups.0.lr"], Some(&["state"]));
+        assert_eq!(names.read("state.a.b.exp_avg"), of_optimizer("optimizer.exp_avg.a.b"));
+    }
+
+    #[test]
+    fn components_of_wrappers_are_left_out() {
+        for stored in [
+            "module._orig_mod.layers.0.weight",
+            "_orig_mod.module.layers.0.weight",
+            "_fsdp_wrapped_module.layers.0._fsdp_wrapped_module._checkpoint_wrapped_module.weight",
+        ] {
+            assert_eq!(without_wrappers(stored), "layers.0.weight");
+        }
+        assert_eq!(without_wrappers("layers.0.module.weight"), "layers.0.module.weight");
+        assert_eq!(without_wrappers("module"), "module");
+    }
+
+    #[test]
+    fn what_is_beside_the_model_is_told_from_weights() {
+        let names = names(&["model.a"], &[], Some(&["model"]));
+        assert_eq!(names.read("rng_state.cpu"), Named::State("rng_state.cpu".to_owned()));
+        assert_eq!(names.read("ema.a"), model("ema.a"));
+        assert_eq!(names.read("model.a._extra_state"), Named::Buffer);
+        assert!(names.is_beside_model("iteration"));
+    }
+}

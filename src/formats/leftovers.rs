@@ -1,0 +1,73 @@
+//! What is in a checkpoint's folder and belongs to nothing: files that look as if they held tensors and that no
+//! tensor comes from, bytes behind the end of a file's format.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+
+use crate::catalog::{Catalog, Problem};
+use crate::torch;
+
+/// What the names of files with tensors in them end in.
+const ENDINGS: [&str; 7] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npy"];
+
+/// Files that stand beside tensors and hold none of a model or its optimizer.
+static COMPANIONS: &[&str] =
+    &["common", "rng_state", "random_states", "scheduler", "training_args"];
+
+/// Folders that are a checkpoint of their own, or none.
+static SEPARATE: &[&str] = &["modelopt_state", "sharded", "original", "configs"];
+
+/// Levels of folders that are looked into: a rank's folder, a layer's, a parameter's.
+const DEEPEST: usize = 3;
+
+/// Files looked at: more than the largest runs write.
+const MOST: usize = 1 << 20;
+
+/// Lists what belongs to nothing, in order of the files. No hindrance to comparing, but not as a writer leaves it.
+#[must_use]
+pub fn leftovers(catalog: &Catalog) -> Vec<Problem> {
+    let leftover =
+        |path: &Path, message| Problem { file: Some(path.to_owned()), tensor: None, message };
+    let files = &catalog.files;
+    let mut found: Vec<Problem> = files
+        .ids()
+        .collect::<Vec<_>>()
+        .par_iter()
+        .filter_map(|&file| {
+            let bytes = torch::bytes_behind(files, files.whole(file))?;
+            let message = format!("{bytes} bytes behind the end of the archive");
+            Some(leftover(files.path(file), message))
+        })
+        .collect();
+    let read: HashSet<&Path> = files.ids().map(|file| files.path(file)).collect();
+    let mut unread = Vec::new();
+    collect(&catalog.origin.resolved, DEEPEST, &mut MOST.clone(), &mut unread);
+    unread.retain(|path| !read.contains(path.as_path()));
+    found.extend(
+        unread.iter().map(|path| leftover(path, "no tensor comes from this file".to_owned())),
+    );
+    found.sort();
+    found
+}
+
+fn collect(folder: &Path, depth: usize, left: &mut usize, found: &mut Vec<PathBuf>) {
+    // A folder that cannot be listed is the reader's to complain of.
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if *left == 0 {
+            return;
+        }
+        *left -= 1;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = entry.path();
+        let is_companion = COMPANIONS.iter().any(|stem| name.starts_with(stem));
+        if path.is_dir() {
+            if depth > 0 && !SEPARATE.contains(&name.as_str()) {
+                collect(&path, depth - 1, left, found);
+            }
+        } else if !is_companion && ENDINGS.iter().any(|ending| name.ends_with(ending)) {
+            found.push(path);
+        }
+    }
+}

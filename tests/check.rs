@@ -1,0 +1,140 @@
+//! Promise: `check` finds in one checkpoint the copies that disagree, what is not finite, what is missing and what
+//! belongs to nothing, names it with its file, and says nothing of a sound one.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{Copied, Run, ckptcmp, fixture, layout, names, places};
+use serde_json::{Value, json};
+
+fn check(path: &Path) -> Run {
+    Run::of(ckptcmp().args(["check", "--json"]).arg(path))
+}
+
+fn screen(path: &Path) -> Run {
+    Run::of(ckptcmp().arg("check").arg(path))
+}
+
+/// The report, for an exit code.
+#[track_caller]
+fn report(path: &Path, code: i32) -> Value {
+    let run = check(path);
+    assert_eq!(run.code, code, "{}: {run:?}", path.display());
+    run.json()
+}
+
+#[test]
+fn nothing_is_said_of_sound_checkpoints() {
+    let folders = fs::read_dir(fixture("layouts")).unwrap().map(|entry| entry.unwrap().path());
+    let is_sound = |path: &std::path::PathBuf| path.is_dir() && !path.ends_with("faults");
+    let mut count = 0;
+    for config in folders.filter(is_sound) {
+        for layout in fs::read_dir(config).unwrap().map(|entry| entry.unwrap().path()) {
+            // The optimizer there is a stand-in that belongs to no parameter.
+            if !layout.is_dir() || layout.ends_with("optimizer-tp2") {
+                continue;
+            }
+            let report = report(&layout, 0);
+            assert_eq!(report["verdict"], "sound", "{}", layout.display());
+            for nothing in ["problems", "leftovers"] {
+                assert_eq!(report[nothing], json!([]), "{}", layout.display());
+            }
+            for nothing in ["replicas", "not_finite"] {
+                assert_eq!(report[nothing], json!({}), "{}", layout.display());
+            }
+            count += 1;
+        }
+    }
+    assert!(count > 80, "{count} layouts");
+}
+
+#[test]
+fn a_replica_that_disagrees_is_named_with_ranks_and_distance() {
+    let path = layout("faults/diverged-replica-tp2");
+    let report = report(&path, 1);
+    assert_eq!(report["verdict"], "unsound");
+    assert_eq!(names(&report["replicas"]), ["decoder.layers.1.pre_mlp_layernorm.weight"]);
+    let copies =
+        report["replicas"]["decoder.layers.1.pre_mlp_layernorm.weight"].as_array().unwrap();
+    let [copy] = copies.as_slice() else { panic!("{copies:?}") };
+    assert_eq!((&copy["first"], &copy["copy"]), (&json!("mp_rank_00"), &json!("mp_rank_01")));
+    assert_eq!((&copy["differing"], &copy["shape"]), (&json!(1), &json!([8])));
+    assert_eq!(copy["max_abs"], copy["l2"]);
+    let screen = screen(&path);
+    assert!(screen.stdout.contains("mp_rank_01 differs from mp_rank_00: 1 of [8]"), "{screen:?}");
+    assert!(screen.stdout.contains("unsound: 1 tensor with copies that disagree"), "{screen:?}");
+}
+
+#[test]
+fn a_tied_output_layer_that_has_drifted_is_a_copy_that_disagrees() {
+    let copied = Copied::of(&layout("gpt-tied/pp2"));
+    let embedding = "embedding.word_embeddings.weight";
+    let places = places(&copied.path(), embedding, &[2, 1]);
+    assert_eq!(places.len(), 2, "the embedding and its copy on the last stage");
+    places[1].flip();
+    let report = report(&copied.path(), 1);
+    assert_eq!(names(&report["replicas"]), [embedding]);
+    assert_eq!(report["replicas"][embedding][0]["copy"], "mp_rank_00_001");
+    assert_eq!(report["tied"], json!({ "output_layer.weight": embedding }));
+}
+
+#[test]
+fn what_is_not_finite_is_counted_by_tensor() {
+    let report = report(&layout("faults/nan-tp1"), 1);
+    let not_finite = report["not_finite"].as_object().unwrap();
+    let counts: Vec<_> = not_finite.values().map(|of| (&of["nan"], &of["inf"])).collect();
+    assert!(counts.contains(&(&json!(1), &json!(0))), "{report}");
+    assert!(counts.contains(&(&json!(0), &json!(1))), "{report}");
+    for (name, of) in not_finite {
+        let index = common::sizes(&of["first_index"]);
+        let place = &places(&layout("faults/nan-tp1"), name, &index)[0];
+        let bytes = fs::read(&place.file).unwrap();
+        // The exponent of a bfloat16 that is no number is all ones.
+        assert_eq!(bytes[place.offset + 1] & 0x7f, 0x7f, "{name} {index:?}");
+        assert_eq!(bytes[place.offset] & 0x80, 0x80, "{name} {index:?}");
+    }
+}
+
+#[test]
+fn files_and_bytes_that_belong_to_nothing_are_named() {
+    let copied = Copied::of(&layout("gpt/tp2"));
+    let rank = copied.iteration().join("mp_rank_01").join("model_optim_rng.pt");
+    fs::copy(&rank, copied.iteration().join("mp_rank_01").join("model_optim_rng.bak.pt")).unwrap();
+    let mut bytes = fs::read(&rank).unwrap();
+    bytes.extend_from_slice(b"left by another writer");
+    fs::write(&rank, bytes).unwrap();
+    let report = report(&copied.path(), 1);
+    let leftovers: Vec<&str> =
+        report["leftovers"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+    let [backup, trailing] = leftovers.as_slice() else { panic!("{leftovers:?}") };
+    assert!(backup.contains("mp_rank_01/model_optim_rng.bak.pt: no tensor comes from"), "{backup}");
+    let said = "mp_rank_01/model_optim_rng.pt: 22 bytes behind the end of the archive";
+    assert!(trailing.contains(said), "{trailing}");
+}
+
+#[test]
+fn what_is_missing_cut_off_or_a_pointer_is_trouble_and_named() {
+    for (fault, words) in [
+        ("missing-shard", "mp_rank_01_001/model_optim_rng.pt: missing shard"),
+        ("truncated", "cut off at byte"),
+        ("not-a-checkpoint", "git-lfs pointer"),
+        ("missing-key-tp2", "missing on"),
+        ("tracker-to-nowhere", "there is no folder"),
+    ] {
+        check(&layout(&format!("faults/{fault}"))).refuses(&[words]);
+    }
+}
+
+#[test]
+fn the_report_is_the_same_for_any_number_of_threads_and_quiet_says_nothing() {
+    let path = layout("faults/nan-tp1");
+    let threads =
+        |count: &str| Run::of(ckptcmp().args(["check", "--threads", count]).arg(&path)).stdout;
+    assert_eq!(threads("1"), threads("5"));
+    let quiet = Run::of(ckptcmp().args(["check", "--quiet"]).arg(&path));
+    assert_eq!((quiet.code, quiet.stdout.as_str(), quiet.stderr.as_str()), (1, "", ""));
+}
