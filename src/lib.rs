@@ -34,18 +34,18 @@
 //! | [`safetensors`] | the header of a safetensors file, checked |
 //! | [`dcp`] | what `torch.distributed.checkpoint` writes: metadata read in pieces, boxes of tensors in slices of files |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites |
-//! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
+//! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging; [`layout::cuts`] for GPT-NeoX and its like |
 //! | [`catalog`] | what a checkpoint holds |
 //! | [`formats`] | a path in, a catalog out; one file a format |
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
 //! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
-//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; [`compare::survey`] of one side alone; [`compare::metrics`] |
+//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; values made of several copies; [`compare::survey`] of one side alone; [`compare::metrics`] |
 //! | [`verdict`] | statistics -> identical, equal, different or trouble -> exit code |
 //! | [`report`] | a finished comparison or check -> screen, JSON; a catalog -> inspection |
 //! | [`cli`], [`run`] | typed flags; the pipeline on one screen |
 //!
 //! Where to go for a change: a new format is a file and a row in [`formats`]; a new layout rule is a line in
-//! [`layout::rules`]; a new grouping or packing of an optimizer is a rule in `formats/megatron_torch/groups.rs` or
+//! [`layout::rules`] or [`layout::cuts`]; a new grouping or packing of an optimizer is a rule in `formats/megatron_torch/groups.rs` or
 //! `buffer_plan.rs`; a new spelling of a name is a line in [`names::megatron`]; a tensor that is stored fused is a row in
 //! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is
 //! a row in [`compare::metrics`]; a new output is a file in [`report`].

@@ -1,7 +1,8 @@
 //! The copies of one tensor: the value that they make together, and by how much they differ.
 //!
 //! Values are put together in `f64` and in the order of the copies, element by element, so that they have the same bits
-//! for any number of threads. Copies that agree make exactly the first one's value.
+//! for any number of threads, and rounded once to the stored dtype, as a merged checkpoint would hold them. Copies that
+//! agree make exactly the first one's value.
 
 use std::io;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use rayon::prelude::*;
 
 use crate::extent::{Extent, boxes_of_range, row_major};
 use crate::io::{FileId, FileSet};
-use crate::kernel::{BLOCK, Side, Stats, compare_block, widened};
+use crate::kernel::{BLOCK, Side, Stats, compare_block, rounded, widened};
 use crate::tensor::{LogicalTensor, Merge, Piece};
 
 use super::gather::{Element, gather};
@@ -88,13 +89,17 @@ impl Copies<'_> {
                 sums[index] = (f64::from_le_bytes(sums[index]) + value).to_le_bytes();
             });
         }
+        let dtype = self.tensor.dtype();
         if merge == Merge::Mean {
             self.each_number(&work.first, |index, first| {
                 let Tally { copies, differs } = work.tallies[index / numbers];
-                let mean = f64::from_le_bytes(sums[index]) / f64::from(copies);
+                let mean = rounded(dtype, f64::from_le_bytes(sums[index]) / f64::from(copies));
                 sums[index] = (if differs { mean } else { first }).to_le_bytes();
             });
             return Ok(work.tallies.iter().any(|tally| tally.differs));
+        }
+        for sum in sums {
+            *sum = rounded(dtype, f64::from_le_bytes(*sum)).to_le_bytes();
         }
         Ok(true)
     }

@@ -3,7 +3,7 @@
 //! A unit of work is a few consecutive blocks of one pair. Both sides are gathered into dense buffers that
 //! each thread keeps, every further copy is laid over the first one and compared with it bit by bit, and the
 //! kernel sees block after block. Where copies differ and their [`Merge`] makes a value of them all, the block that the
-//! kernel sees is that value in `f64`. The blocks' statistics are folded in block order, so the result has the
+//! kernel sees is that value, held in `f64`. The blocks' statistics are folded in block order, so the result has the
 //! same bits for any number of threads and any layout of either side. Memory: threads x a few blocks, or
 //! threads x `BAND_BYTES` where a side is stored with its rows across the file.
 

@@ -119,6 +119,10 @@ fn follow_tracker(root: &Path) -> Result<Option<Located>, OpenError> {
         }
     };
     let target = root.join(&folder);
+    // Megatron-DeepSpeed writes both trackers, and the folders of DeepSpeed's.
+    if !target.is_dir() && root.join("latest").is_file() {
+        return Ok(None);
+    }
     if !target.is_dir() {
         return Err(problem(format!(
             "says {word}, but there is no folder {folder}; {}",

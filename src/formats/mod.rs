@@ -10,7 +10,6 @@ mod megatron_dist;
 mod megatron_torch;
 mod merged;
 mod state;
-mod state_dict;
 mod torch_file;
 mod walk;
 

@@ -45,6 +45,28 @@ pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f64]) {
     }
 }
 
+/// The number of this dtype that is nearest to `value`, of two the even one, as `f64`; of an integer dtype the value itself.
+pub(super) fn rounded(dtype: Dtype, value: f64) -> f64 {
+    let (mantissa_bits, lowest_exponent, largest) = match dtype {
+        #[expect(clippy::cast_possible_truncation, reason = "rounding is what is wanted")]
+        Dtype::Float32 | Dtype::Complex64 => return f64::from(value as f32),
+        Dtype::Float16 => (10, -14, 65504.0),
+        Dtype::BFloat16 => (7, -126, f64::from(bfloat16(0x7f7f))),
+        Dtype::Float8E4M3Fn => (3, -6, 448.0),
+        Dtype::Float8E4M3Fnuz => (3, -7, 240.0),
+        Dtype::Float8E5M2 => (2, -14, 57344.0),
+        Dtype::Float8E5M2Fnuz => (2, -15, 57344.0),
+        _ => return value,
+    };
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let exponent = ((value.to_bits() >> 52) & 0x7ff) as i32 - 1023;
+    let unit = 2f64.powi(exponent.max(lowest_exponent) - mantissa_bits);
+    let nearest = (value / unit).round_ties_even() * unit;
+    if nearest.abs() > largest { f64::INFINITY.copysign(value) } else { nearest }
+}
+
 /// The first element as text that reads back to the same value: integers whole, complex ones as `re+imi`.
 pub(super) fn element_text(dtype: Dtype, bytes: &[u8]) -> String {
     if let (Dtype::Int64 | Dtype::UInt64, Some(word)) = (dtype, bytes.first_chunk()) {

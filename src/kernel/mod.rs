@@ -96,6 +96,12 @@ pub fn widened(dtype: Dtype) -> (Dtype, usize) {
     }
 }
 
+/// The number of this dtype that is nearest to `value`, of two the even one; for an integer dtype the value itself.
+#[must_use]
+pub fn rounded(dtype: Dtype, value: f64) -> f64 {
+    decode::rounded(dtype, value)
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "at most 16")]
 fn size(dtype: Dtype) -> usize {
     dtype.size() as usize

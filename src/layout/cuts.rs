@@ -141,8 +141,8 @@ impl From<Sharding> for Cut {
             Sharding::Split(dim) => Split(dim),
             Sharding::Vocab => Vocab,
             Sharding::Gated => Halves,
+            Sharding::QueryKeyValue => Heads,
             Sharding::Replicated
-            | Sharding::QueryKeyValue
             | Sharding::Mamba(_)
             | Sharding::DeltaNet(_)
             | Sharding::Latent(_) => Replicated,

@@ -103,7 +103,8 @@ fn by_hand(copies: &[Vec<f64>; 3], value: impl Fn(&[f64]) -> f64) -> Vec<f64> {
         true => value(&[copies[0][index], copies[1][index], copies[2][index]]),
         false => value(&[copies[0][index], copies[2][index]]),
     };
-    (0..LEN).map(of).collect()
+    // Once put together a value is of the stored dtype.
+    (0..LEN).map(|index| f64::from(of(index) as f32)).collect()
 }
 
 #[test]

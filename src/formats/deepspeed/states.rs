@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use crate::catalog::Problem;
 use crate::formats::state::{facts_of, state_of};
-use crate::formats::state_dict::Walk;
-use crate::formats::walk::{Bounds, Excess};
+use crate::formats::walk::{Bounds, Excess, TensorWalk};
 use crate::formats::{OpenError, torch_file};
 use crate::io::{FileId, FileSet};
 use crate::layout::Fact;
@@ -95,7 +94,7 @@ pub(super) fn open(files: &FileSet, file: FileId) -> Result<TorchFile, OpenError
 
 /// All tensors of a nest of dicts; none where the nest has no end.
 fn tensors(torch: &TorchFile, id: ValueId, bounds: &mut Bounds, left_out: &mut usize) -> Tensors {
-    let mut walk = Walk { torch, bounds, left_out: 0, tensors: Vec::new() };
+    let mut walk = TensorWalk { torch, bounds, left_out: 0, tensors: Vec::new() };
     let walked = walk.collect("", id, 0);
     let (tensors, skipped) = (walk.tensors, walk.left_out);
     *left_out += skipped;

@@ -20,6 +20,9 @@ use super::zero::{Moment, Moments, shaped_vector};
 /// The states of a universal checkpoint, by the name of the file; `step` is a number and no tensor of a parameter.
 const NOT_A_STATE: &str = "step";
 
+/// What is the same for all parameters: loss scale, parameter groups.
+const COMMON_STATE: &str = "optimizer_state.pt";
+
 /// What the files in `zero/` hold.
 #[derive(Default)]
 pub(super) struct Universal {
@@ -73,9 +76,12 @@ fn sources(
     let mut folders: BTreeMap<String, PathBuf> = BTreeMap::new();
     for entry in std::fs::read_dir(root).map_err(io_error(root))? {
         let path = entry.map_err(io_error(root))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             folders.insert(name, path);
+        } else if name == COMMON_STATE {
+            // It belongs to the checkpoint, and no tensor comes from it.
+            files.add(&path).map_err(io_error(&path))?;
         }
     }
     let absent = shapes.keys().filter(|name| !folders.contains_key(**name));
@@ -98,12 +104,14 @@ fn sources(
                 states.insert(state.to_owned(), path);
             }
         }
-        if states.remove(NOT_A_STATE).is_some() {
+        let step = states.remove(NOT_A_STATE);
+        let is_master = shapes.contains_key(name.as_str()) || states.len() > 1;
+        let others = if is_master { BTreeMap::new() } else { std::mem::take(&mut states) };
+        for path in others.into_values().chain(step) {
+            files.add(&path).map_err(io_error(&path))?;
             universal.left_out += 1;
         }
-        let is_master = shapes.contains_key(name.as_str()) || states.len() > 1;
         if !is_master {
-            universal.left_out += states.len();
             continue;
         }
         if !states.contains_key("fp32") {

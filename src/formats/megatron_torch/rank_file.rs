@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use crate::catalog::Problem;
 use crate::dtype::Dtype;
 use crate::formats::state::{facts_of, state_at};
-use crate::formats::state_dict::Walk;
-use crate::formats::walk::Bounds;
+use crate::formats::walk::{Bounds, TensorWalk};
 use crate::io::{FileId, FileSet};
 use crate::layout::{Fact, Facts};
 use crate::limits::LIMITS;
@@ -80,7 +79,7 @@ impl RankFile {
     ) {
         for (key, model) in entries {
             let Some(chunk) = torch.values().as_str(key).and_then(chunk_number) else { continue };
-            let mut walk = Walk { torch, bounds, left_out: 0, tensors: Vec::new() };
+            let mut walk = TensorWalk { torch, bounds, left_out: 0, tensors: Vec::new() };
             if let Err(excess) = walk.collect("", model, 0) {
                 // What was found so far is a part of nobody knows what.
                 bounds.problem("", format_args!("the model in this file has {excess}"));

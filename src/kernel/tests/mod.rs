@@ -17,7 +17,7 @@ use self::oracle::{Oracle, float8, number};
 use super::decode::decode_chunk;
 use super::lanes::CHUNK;
 use super::simd::Isa;
-use super::{BLOCK, Side, Stats, compare_block, compare_block_with, general, plain, size};
+use super::{BLOCK, Side, Stats, compare_block, compare_block_with, general, plain, rounded, size};
 use crate::dtype::Dtype;
 
 const ALL: [Dtype; 19] = [
@@ -352,4 +352,26 @@ fn float8_decodes_every_pattern() {
         };
         assert_eq!(largest, documented, "{dtype}");
     }
+}
+
+#[test]
+fn rounding_is_to_the_nearest_number_of_the_dtype() {
+    for bits in (0..=u16::MAX).step_by(7) {
+        let value = half::f16::from_bits(bits).to_f64();
+        assert!(rounded(Dtype::Float16, value) == value || value.is_nan(), "{value}");
+        let value = half::bf16::from_bits(bits).to_f64();
+        assert!(rounded(Dtype::BFloat16, value) == value || value.is_nan(), "{value}");
+        for scale in [1.2345e-7, -3.21, 1e-42] {
+            let value = f32::from(bits) * scale;
+            let nearest =
+                [half::f16::from_f32(value).to_f64(), half::bf16::from_f32(value).to_f64()];
+            let found =
+                [Dtype::Float16, Dtype::BFloat16].map(|dtype| rounded(dtype, f64::from(value)));
+            assert_eq!(found, nearest, "{value}");
+        }
+    }
+    assert_eq!(rounded(Dtype::Float8E4M3Fn, 17.0), 16.0);
+    assert_eq!(rounded(Dtype::Float8E5M2, -1.4), -1.5);
+    assert_eq!(rounded(Dtype::Float16, 1e6), f64::INFINITY);
+    assert_eq!(rounded(Dtype::Int32, 2.5), 2.5);
 }
