@@ -1,6 +1,6 @@
 //! The one type at the centre: what a checkpoint holds, whatever its format and layout were.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use crate::io::FileSet;
@@ -21,6 +21,8 @@ pub struct Catalog {
     pub tensors: BTreeMap<Name, Entry>,
     /// Parameters that are no tensors of their own but share another one's values.
     pub tied: BTreeMap<Name, Tied>,
+    /// Those of the tensors that are known by a position only, which two checkpoints need not count alike.
+    pub positions: BTreeSet<Name>,
     /// What the run says of itself, as plain values: `iteration`, `args`, schedulers, random states, parameter groups.
     pub state: BTreeMap<String, Fact>,
     /// What could not be read or put together; the rest can still be compared.
@@ -136,6 +138,7 @@ impl Catalog {
             files,
             tensors: BTreeMap::new(),
             tied: BTreeMap::new(),
+            positions: BTreeSet::new(),
             state: BTreeMap::new(),
             problems: Vec::new(),
             notes: Vec::new(),

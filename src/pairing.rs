@@ -56,6 +56,34 @@ impl Selection {
     }
 }
 
+/// Takes out the tensors that are known by a position only, unless the other side has the same positions with the same
+/// shapes: otherwise the same position need not be the same parameter.
+pub fn settle_positions(a: &mut Catalog, b: &mut Catalog) {
+    let reason = {
+        let shape = |side: &Catalog, name| {
+            side.tensors.get(name).map(|entry| entry.tensor.shape().to_vec())
+        };
+        let (positions, others) = (&a.positions, &b.positions);
+        let odd = positions.union(others).find(|name| shape(a, name) != shape(b, name));
+        let Some(name) = odd else { return };
+        let text = |side| match shape(side, name) {
+            Some(shape) => format!("is of shape {shape:?} in"),
+            None => "is not in".to_owned(),
+        };
+        format!("{name} {} a and {} b", text(a), text(b))
+    };
+    for side in [a, b] {
+        let Some(first) = side.positions.first().cloned() else { continue };
+        let message = format!(
+            "{} tensors without a name were not compared: they are known by position only, and the two sides do \
+             not have the same ones: {reason}",
+            side.positions.len()
+        );
+        side.problems.push(Problem::of_tensor(first.as_str(), &message));
+        side.tensors.retain(|name, _| !side.positions.contains(name));
+    }
+}
+
 /// Pairs the tensors of two catalogs by name.
 #[must_use]
 pub fn pair(a: &Catalog, b: &Catalog, selection: &Selection) -> Pairing {

@@ -13,7 +13,7 @@ use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
 use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
 use crate::compare::{Outcome, bytes_to_compare, compare};
 use crate::formats;
-use crate::pairing::{Selection, pair};
+use crate::pairing::{Selection, pair, settle_positions};
 use crate::report::{self, Report, SIDES, SideReport, Style, progress};
 use crate::verdict::{self, Verdict};
 
@@ -76,6 +76,7 @@ fn unless_closed(written: io::Result<()>) -> io::Result<()> {
 fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
     let (a, b) = rayon::join(|| open(0, &args.a, args), || open(1, &args.b, args));
     let (mut a, mut b) = (a?, b?);
+    settle_positions(&mut a, &mut b);
     for side in [&mut a, &mut b] {
         side.problems.retain(|problem| !selection.leaves_out(problem));
     }

@@ -578,6 +578,7 @@ fn first_copy(tensor: &LogicalTensor, at: Option<u64>) -> FileId {
 fn shard_label(file: FileId, files: &FileSet) -> String {
     let path = files.path(file);
     let folder = path.parent().and_then(|folder| folder.file_name());
-    let folder = folder.filter(|name| name.to_string_lossy().starts_with("mp_rank_"));
+    let is_rank = |name: &str| ["mp_rank_", "rank_"].iter().any(|start| name.starts_with(start));
+    let folder = folder.filter(|name| is_rank(&name.to_string_lossy()));
     folder.or(path.file_name()).unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -8,15 +8,15 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashSet};
-use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::plans::PlansRange;
 use super::record::{Class, Record};
 use crate::io::{FileSet, Region};
 use crate::limits::LIMITS;
 use crate::torch::TooMany;
-use crate::torch::pickle::stream::{MemoPlan, StreamError, each_op};
+use crate::torch::pickle::stream::{MemoPlan, Next, StreamError, each_op};
 use crate::torch::pickle::{Op, PickleErrorKind};
 
 type Step<T = ()> = Result<T, PickleErrorKind>;
@@ -123,7 +123,9 @@ pub(super) struct Machine {
 
 /// Reads the pickle that starts the region; gives the value that it describes and the containers it refers to.
 pub(super) fn run(files: &FileSet, region: Region) -> Result<(Value, Machine), StreamError> {
-    let plan = MemoPlan::of(files, region)?;
+    let mut plans = PlansRange::default();
+    let plan = MemoPlan::of(files, region, |at, op| plans.look(at, op))?;
+    let plans = plans.found();
     let mut machine = Machine {
         stack: Vec::new(),
         marks: Vec::new(),
@@ -139,7 +141,13 @@ pub(super) fn run(files: &FileSet, region: Region) -> Result<(Value, Machine), S
         members: 0,
         copied: 0,
     };
-    let root = each_op(files, region, |_, op| machine.step(op))?;
+    let root = each_op(files, region, |at, op| match plans {
+        Some((start, end)) if at == start => {
+            machine.push(Value::Opaque)?;
+            Ok(Next::At(end))
+        }
+        _ => machine.step(op),
+    })?;
     machine.memo = Vec::new();
     Ok((root, machine))
 }
@@ -274,9 +282,9 @@ impl Machine {
 
 /// Opcodes.
 impl Machine {
-    fn step(&mut self, op: Op<'_>) -> Step<ControlFlow<Value>> {
+    fn step(&mut self, op: Op<'_>) -> Step<Next<Value>> {
         match op {
-            Op::Stop => return self.pop().map(ControlFlow::Break),
+            Op::Stop => return self.pop().map(Next::End),
             Op::Protocol(_) | Op::Frame(_) => {}
 
             Op::Mark => self.mark()?,
@@ -379,7 +387,7 @@ impl Machine {
                 self.push(Value::Opaque)?;
             }
         }
-        Ok(ControlFlow::Continue(()))
+        Ok(Next::Opcode)
     }
 
     /// A list or a dict; below a key whose value nobody reads, one that swallows its contents.

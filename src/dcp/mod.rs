@@ -23,6 +23,7 @@
 
 mod machine;
 mod metadata;
+mod plans;
 mod record;
 mod shard_file;
 mod slice;

@@ -166,13 +166,9 @@ impl DataFile {
         files: &FileSet,
     ) -> Result<StoredTensor, SliceError> {
         let region = self.region(place, files)?;
-        let rest = files.whole(region.file).len - region.offset;
-        let mut head = [0; 64];
-        let head = head.get_mut(..usize::try_from(rest).unwrap_or(64).min(64)).unwrap_or_default();
-        let read = files.read_exact_at(region.file, head, region.offset);
-        read.map_err(|error| SliceError::File { what: error.to_string().to_lowercase() })?;
-        if !Safetensors::may_start_with(head, rest) {
-            return in_archive(files, region, chunk, dtype);
+        let found = in_archive(files, region, chunk, dtype);
+        if !matches!(found, Err(SliceError::Torch(_))) || !is_safetensors(files, region) {
+            return found;
         }
         // The offset and length of the metadata are not those of the tensor, which is known by its name alone.
         let file = self.header(place.offset, files)?;
@@ -184,6 +180,15 @@ impl DataFile {
         }
         checked(stored.clone(), chunk, dtype)
     }
+}
+
+/// Whether a safetensors file starts where a region does; it may be longer.
+fn is_safetensors(files: &FileSet, region: Region) -> bool {
+    const HEAD: u64 = 64;
+    let rest = files.whole(region.file).len - region.offset;
+    let mut head = vec![0; usize::try_from(rest.min(HEAD)).unwrap_or_default()];
+    files.read_exact_at(region.file, &mut head, region.offset).is_ok()
+        && Safetensors::may_start_with(&head, rest)
 }
 
 /// The tensor that an archive of `torch.save` holds.

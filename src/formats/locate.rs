@@ -7,6 +7,9 @@ use super::OpenError;
 /// The file that names the newest iteration (Megatron-LM `checkpointing.py`, `get_checkpoint_tracker_filename`).
 const TRACKER: &str = "latest_checkpointed_iteration.txt";
 
+/// What InfiniTrain calls the folder of a step; it has no tracker file.
+const STEP: &str = "checkpoint_step_";
+
 /// Where a checkpoint is.
 #[derive(Debug, Clone)]
 pub struct Located {
@@ -30,6 +33,9 @@ pub fn locate(path: &Path) -> Result<Located, OpenError> {
     if let Some(located) = follow_tracker(path)? {
         return Ok(located);
     }
+    if let Some(snapshot) = snapshot(path) {
+        return Ok(Located { path: snapshot, iteration: None, notes: Vec::new() });
+    }
     let mut folders = Vec::new();
     for entry in std::fs::read_dir(path).map_err(io_error)? {
         folders.push(entry.map_err(io_error)?.file_name().to_string_lossy().into_owned());
@@ -50,8 +56,10 @@ pub fn locate(path: &Path) -> Result<Located, OpenError> {
     match (iterations.last(), has_release) {
         (Some((_, newest)), _) => {
             let others = iterations.len() - 1 + usize::from(has_release);
+            let without =
+                if newest.starts_with(STEP) { String::new() } else { format!("no {TRACKER} and ") };
             let note = format!(
-                "{}: no {TRACKER} and {} checkpoints: took the newest, {newest}",
+                "{}: {without}{} checkpoints: took the newest, {newest}",
                 path.display(),
                 others + 1
             );
@@ -59,16 +67,15 @@ pub fn locate(path: &Path) -> Result<Located, OpenError> {
         }
         (None, true) => Ok(found("release", Vec::new())),
         (None, false) => {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let iteration = iteration_of(&name);
+            let iteration = iteration_of(&path_name(path));
             Ok(Located { path: path.to_path_buf(), iteration, notes: Vec::new() })
         }
     }
 }
 
-/// `iter_0000010` is iteration 10, `release` is 0.
+/// `iter_0000010` is iteration 10, as is InfiniTrain's `checkpoint_step_000010`, `release` is 0.
 fn iteration_of(folder: &str) -> Option<u64> {
-    match folder.strip_prefix("iter_") {
+    match folder.strip_prefix("iter_").or(folder.strip_prefix(STEP)) {
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok(),
         Some(_) => None,
         None => (folder == "release").then_some(0),
@@ -134,4 +141,28 @@ fn what_is_there(root: &Path) -> String {
         Some(newest) => format!("name a folder instead, e.g. {newest}"),
         None => "there is no iteration here at all".to_owned(),
     }
+}
+
+/// In a model's folder of the Hugging Face cache: the snapshot that `refs/main` names, or the only one
+/// (huggingface_hub, `file_download.py`).
+fn snapshot(model: &Path) -> Option<PathBuf> {
+    let snapshots = model.join("snapshots");
+    let name = path_name(model);
+    if !name.starts_with("models--") && !model.join("refs").is_dir() {
+        return None;
+    }
+    let main = model.join("refs/main");
+    let is_short = std::fs::metadata(&main).is_ok_and(|meta| meta.is_file() && meta.len() < 256);
+    let named = is_short.then(|| std::fs::read_to_string(main).ok()).flatten();
+    let named = named.filter(|name| name.trim().bytes().all(|byte| byte.is_ascii_alphanumeric()));
+    let named = named.map(|name| snapshots.join(name.trim()));
+    let mut all = std::fs::read_dir(&snapshots).ok()?.flatten().map(|entry| entry.path());
+    named.filter(|path| path.is_dir() && *path != snapshots).or_else(|| {
+        let first = all.next()?;
+        all.next().is_none().then_some(first)
+    })
+}
+
+fn path_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

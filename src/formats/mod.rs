@@ -1,10 +1,13 @@
 //! A path in, a catalog out: one file a format, one row here.
 
 mod dcp;
+mod hugging_face;
+mod infinitrain;
 mod leftovers;
 mod locate;
 mod megatron_dist;
 mod megatron_torch;
+mod merged;
 mod state;
 mod torch_file;
 mod walk;
@@ -18,6 +21,7 @@ use crate::catalog::{Catalog, Problem, Section};
 use crate::dcp::DcpError;
 use crate::layout::rules::UserRule;
 use crate::layout::{Fact, LayoutError, RankCoord};
+use crate::safetensors::SafetensorsError;
 use crate::tensor::Merge;
 use crate::torch::TorchError;
 
@@ -35,12 +39,15 @@ pub struct Format {
 }
 
 /// All formats.
+#[rustfmt::skip]
 pub static FORMATS: &[Format] = &[
     megatron_torch::FORMAT,
     megatron_dist::torch_dist::FORMAT,
     megatron_dist::zarr::FORMAT,
     megatron_dist::fsdp::FORMAT,
     dcp::FORMAT,
+    infinitrain::FORMAT,
+    hugging_face::FORMAT,
     torch_file::FORMAT,
 ];
 
@@ -128,6 +135,14 @@ pub enum OpenError {
         /// What is wrong with it.
         source: TorchError,
     },
+    /// A file is damaged or no safetensors file.
+    #[error("{}", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: SafetensorsError,
+    },
     /// The metadata of a distributed checkpoint cannot be read.
     #[error(transparent)]
     Dcp(#[from] DcpError),
@@ -176,13 +191,8 @@ fn seems_text(seems: Option<&str>) -> String {
 
 /// Formats that users may well try, by a file that gives them away.
 fn not_read_yet(path: &Path) -> Option<&'static str> {
-    const SIGNS: &[(&str, &str)] = &[
-        ("model.safetensors", "Hugging Face safetensors"),
-        ("model.safetensors.index.json", "Hugging Face safetensors"),
-        ("pytorch_model.bin.index.json", "Hugging Face torch files"),
-        ("latest", "DeepSpeed"),
-        ("mp_rank_00_model_states.pt", "DeepSpeed"),
-    ];
+    const SIGNS: &[(&str, &str)] =
+        &[("latest", "DeepSpeed"), ("mp_rank_00_model_states.pt", "DeepSpeed")];
     SIGNS.iter().find(|(file, _)| path.join(file).exists()).map(|(_, format)| *format)
 }
 
@@ -199,6 +209,17 @@ fn missing_text(shards: &[MissingShard]) -> String {
         lines.push(format!("and {} more missing shards", shards.len() - SHOWN));
     }
     lines.join("\n")
+}
+
+/// An error and its causes in one line.
+fn chain_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
 }
 
 /// Opens a checkpoint: finds it, tells its format, reads everything but the elements of its tensors.
@@ -242,7 +263,8 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
             path: path.to_path_buf(),
             seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
-                         mp_rank_* folders, model_optim_rng.pt, metadata.json, .metadata, a torch .pt file",
+                         mp_rank_* folders, model_optim_rng.pt, metadata.json, .metadata, checkpoint_step_* or rank_* folders, \
+                         model.ckpt, model.safetensors, pytorch_model.bin, a torch .pt file",
         }),
     }
 }

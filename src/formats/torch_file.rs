@@ -1,19 +1,25 @@
 //! One file that `torch.save` wrote: a Megatron shard on its own, or any nest of dicts and lists with tensors in it.
 
+use std::collections::HashSet;
 use std::path::Path;
 
-use crate::catalog::{Catalog, Entry, Origin};
+use crate::catalog::{Catalog, Entry, Origin, Problem};
 use crate::io::FileSet;
 use crate::names::{Name, is_vocabulary};
-use crate::tensor::LogicalTensor;
+use crate::tensor::{LogicalTensor, StoredTensor};
 use crate::torch::{TorchFile, ValueId};
 
-use super::megatron_torch;
 use super::walk::{Bounds, Excess, joined};
 use super::{Format, Located, OpenError, OpenOptions};
+use super::{hugging_face, infinitrain, megatron_torch};
 
 /// `torch-file`: a single `.pt`, `.pth`, `.bin` or `.ckpt` file.
-pub(super) const FORMAT: Format = Format { name: "torch-file", detect: Path::is_file, read };
+pub(super) const FORMAT: Format = Format { name: "torch-file", detect, read };
+
+/// Any file that is not by its first bytes another format's: what it is, its reader says best.
+fn detect(path: &Path) -> bool {
+    path.is_file() && !infinitrain::is_own(path) && !hugging_face::is_own(path)
+}
 
 fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let path = &located.path;
@@ -26,28 +32,43 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     }
     let origin = Origin { format: FORMAT.name, shards: 1, ..Origin::default() };
     let mut catalog = Catalog::new(origin, files);
-    let mut walk = Walk { torch: &torch, bounds: Bounds::new(path), tensors: Vec::new() };
+    let (tensors, problems) = tensors_of(&torch, path);
+    catalog.problems = problems;
+    for (name, stored) in tensors {
+        let tensor = LogicalTensor::from_stored(&stored, name.as_str());
+        let is_vocab = is_vocabulary(&name);
+        catalog.insert(Name::new(name), Entry { tensor, is_vocab });
+    }
+    Ok(catalog)
+}
+
+/// All tensors of a nest of dicts and lists under dotted names, each name once, and what could not be read.
+pub(super) fn tensors_of(
+    torch: &TorchFile,
+    path: &Path,
+) -> (Vec<(String, StoredTensor)>, Vec<Problem>) {
+    let mut walk = Walk { torch, bounds: Bounds::new(path), tensors: Vec::new() };
     if let Err(excess) = walk.collect("", torch.root(), 0) {
         // What was found so far is a part of nobody knows what.
         walk.bounds.problem("", format_args!("the file has {excess}"));
         walk.tensors.clear();
     }
-    for (name, tensor) in walk.tensors {
-        if catalog.tensors.contains_key(&name) {
-            walk.bounds.problem(name.as_str(), "two entries have this name");
-        } else {
-            let is_vocab = is_vocabulary(name.as_str());
-            catalog.insert(name, Entry { tensor, is_vocab });
+    let mut names = HashSet::new();
+    let Walk { mut bounds, mut tensors, .. } = walk;
+    tensors.retain(|(name, _)| {
+        let is_new = names.insert(name.clone());
+        if !is_new {
+            bounds.problem(name, "two entries have this name");
         }
-    }
-    catalog.problems.extend(walk.bounds.into_problems());
-    Ok(catalog)
+        is_new
+    });
+    (tensors, bounds.into_problems())
 }
 
 struct Walk<'a> {
     torch: &'a TorchFile,
     bounds: Bounds,
-    tensors: Vec<(Name, LogicalTensor)>,
+    tensors: Vec<(String, StoredTensor)>,
 }
 
 impl Walk<'_> {
@@ -55,7 +76,7 @@ impl Walk<'_> {
         self.bounds.enter(name, depth)?;
         match self.torch.tensor(id) {
             Ok(Some(stored)) => {
-                self.tensors.push((Name::new(name), LogicalTensor::from_stored(&stored, name)));
+                self.tensors.push((name.to_owned(), stored));
                 return Ok(());
             }
             Err(error) => {

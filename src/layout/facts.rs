@@ -153,6 +153,11 @@ fn collect_sizes(fact: &Fact, sizes: &mut Vec<u64>) -> Option<()> {
 
 /// All the facts that are ever asked for: the names that the command line may set.
 static NAMES: &[&str] = &[
+    "context_parallel_size",
+    "data_parallel_size",
+    "ddp_bucket_size",
+    "ddp_num_buckets",
+    "ddp_pad_buckets_for_high_nccl_busbw",
     "decoder_num_layers",
     "encoder_num_layers",
     "encoder_pipeline_model_parallel_size",
@@ -169,9 +174,11 @@ static NAMES: &[&str] = &[
     "mtp_num_layers",
     "noop_layers",
     "num_attention_heads",
+    "num_distributed_optimizer_instances",
     "num_experts",
     "num_layer_list",
     "num_layers",
+    "overlap_grad_reduce",
     "pipeline_model_parallel_size",
     "pipeline_num_transformer_layers",
     "q_lora_rank",
@@ -182,6 +189,8 @@ static NAMES: &[&str] = &[
     "tensor_model_parallel_size",
     "tp_2d",
     "untie_embeddings_and_output_weights",
+    "virtual_pipeline_model_parallel_size",
+    "world_size",
 ];
 
 /// Reads `NAME=VALUE` as the command line gives it: a Python literal of the simple kinds.

@@ -343,13 +343,13 @@ impl Finisher<'_> {
         part: Part,
         assembly: &mut Assembly,
     ) -> Result<(), LayoutError> {
-        let (name, is_tied_copy) = match self.dialect.canonical(name) {
+        let name = match self.dialect.canonical(name) {
             Canonical::Buffer => {
                 assembly.buffers += 1;
                 return Ok(());
             }
-            Canonical::TiedCopy(name) => (name, true),
-            Canonical::Parameter(name) => (self.numbered(name), false),
+            Canonical::TiedCopy(name) => name,
+            Canonical::Parameter(name) => self.numbered(name),
         };
         if let Some(what) = excessive_index(&name) {
             return Err(LayoutError::IndexTooLarge { what });
@@ -366,10 +366,6 @@ impl Finisher<'_> {
             Some(state) => format!("optimizer.{state}.{name}"),
             None => name,
         });
-        if is_tied_copy {
-            assembly.tied_copies.insert(name, tensor);
-            return Ok(());
-        }
         match assembly.tensors.get_mut(&name) {
             // A module registered under two names, as T5's output layer is: both must hold the same.
             Some(merged) => merged.tensor.add_copy(tensor)?,

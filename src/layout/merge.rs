@@ -48,7 +48,7 @@ impl Merger<'_> {
     pub(super) fn merge(&self, name: &Name, locals: &[Local]) -> Result<Merged, LayoutError> {
         let sharding = self.rules.find(name.as_str());
         let mut stages: BTreeMap<(u64, u64), Vec<&Local>> = BTreeMap::new();
-        for local in locals {
+        for local in locals.iter().filter(|local| !local.is_companion) {
             stages.entry((local.rank.pp, local.rank.vp)).or_default().push(local);
         }
         // What several stages hold (embeddings beside an MTP layer, say) is one parameter and its copies.
@@ -114,6 +114,7 @@ impl Merger<'_> {
             Sharding::Mamba(fused) => self.mamba(name, fused, parts),
             Sharding::DeltaNet(fused) => self.delta_net(name, fused, parts),
             Sharding::Latent(latent) => self.latent(name, latent, parts),
+            Sharding::QueryKeyValue => self.query_key_value(name, parts),
         }
     }
 
@@ -240,6 +241,17 @@ impl Merger<'_> {
             return Ok(Join::Along(0));
         }
         Err(LayoutError::UnexpectedRows { rows: total, wanted })
+    }
+
+    /// The projection behind the attention has a column for every query row; key and value share the other rows.
+    fn query_key_value(&self, name: &str, parts: &[&Local]) -> Result<Join, LayoutError> {
+        let module = &name[..name.rfind("c_attn.").unwrap_or(0)];
+        let sections = parts.iter().map(|part| {
+            let query = self.need(module, "c_proj.weight", 1, part.rank)?;
+            let others = even_split(rows(part).checked_sub(query), 2)?;
+            Ok([vec![query], others].concat())
+        });
+        Ok(Join::Sections(sections.collect::<Result<_, LayoutError>>()?))
     }
 
     /// A dimension of another tensor of the same module on the same rank.

@@ -56,6 +56,8 @@ pub struct Assembly {
     pub problems: Vec<(String, LayoutError)>,
     /// Stored entries that are no weights.
     pub buffers: usize,
+    /// Names that only companions stand for.
+    pub companions_only: BTreeSet<Name>,
 }
 
 /// Why shards do not make a tensor.
@@ -262,9 +264,26 @@ pub fn assemble(
     order: HeadOrder,
     rules: &Rules,
 ) -> Assembly {
+    assemble_beside(shards, Vec::new(), world, facts, order, rules)
+}
+
+/// Puts shards together that are only some of a model's: companions stand in for the others where layers are numbered
+/// and shapes are asked for, and are no part of any result.
+#[must_use]
+pub fn assemble_beside(
+    shards: Vec<Shard>,
+    companions: Vec<Shard>,
+    world: &World,
+    facts: &Facts,
+    order: HeadOrder,
+    rules: &Rules,
+) -> Assembly {
     let mut assembly = Assembly::default();
-    let dialect = Dialect::detect(shards.iter().map(|shard| &*shard.name));
-    let ranks = by_rank(shards, &dialect, world, facts, &mut assembly);
+    let all = shards.iter().chain(&companions);
+    let dialect = Dialect::detect(all.map(|shard| &*shard.name));
+    let shards = shards.into_iter().map(|shard| (shard, false));
+    let companions = companions.into_iter().map(|shard| (shard, true));
+    let ranks = by_rank(shards.chain(companions), &dialect, world, facts, &mut assembly);
     let mut locals = Vec::new();
     for (rank, tensors) in &ranks {
         locals.extend(unfuse(tensors, *rank, world, facts, order, |named, error| {
@@ -272,8 +291,42 @@ pub fn assemble(
         }));
     }
     let groups = numbered(locals, ranks.keys(), world, facts, &mut assembly);
-    let merger = Merger { groups: &groups, rules, world, facts };
-    for (name, locals) in &groups {
+    merge(&groups, world, facts, rules, &mut assembly);
+    assembly
+}
+
+/// Puts shards together that come with the name of the whole, layers numbered.
+#[must_use]
+pub fn assemble_named(
+    shards: Vec<(Name, Shard)>,
+    world: &World,
+    facts: &Facts,
+    rules: &Rules,
+) -> Assembly {
+    let mut assembly = Assembly::default();
+    let mut groups = Groups::new();
+    for (name, Shard { name: stored_name, rank, tensor }) in shards {
+        let tensor = LogicalTensor::from_stored(&tensor, stored_name);
+        let local = Local {
+            name: name.as_str().to_owned(),
+            rank,
+            tensor,
+            whole: false,
+            is_companion: false,
+        };
+        groups.entry(name).or_default().push(local);
+    }
+    merge(&groups, world, facts, rules, &mut assembly);
+    assembly
+}
+
+fn merge(groups: &Groups, world: &World, facts: &Facts, rules: &Rules, assembly: &mut Assembly) {
+    let merger = Merger { groups, rules, world, facts };
+    for (name, locals) in groups {
+        if locals.iter().all(|local| local.is_companion) {
+            assembly.companions_only.insert(untied_name(name));
+            continue;
+        }
         match merger.merge(name, locals) {
             Ok(merged) if is_tied_copy(name) => {
                 assembly.tied_copies.insert(untied_name(name), merged.tensor);
@@ -284,7 +337,6 @@ pub fn assemble(
             Err(error) => assembly.problems.push((name.to_string(), error)),
         }
     }
-    assembly
 }
 
 /// Whether a canonical name is that of a routed expert's parameter.
@@ -305,7 +357,7 @@ fn untied_name(name: &Name) -> Name {
 
 /// Sorts the shards by rank and canonical name.
 fn by_rank(
-    shards: Vec<Shard>,
+    shards: impl Iterator<Item = (Shard, bool)>,
     dialect: &Dialect,
     world: &World,
     facts: &Facts,
@@ -313,7 +365,7 @@ fn by_rank(
 ) -> BTreeMap<RankCoord, RankTensors> {
     let tied = world.pp > 1 && facts.are_weights_tied();
     let mut ranks: BTreeMap<RankCoord, RankTensors> = BTreeMap::new();
-    for Shard { name: stored_name, rank, tensor: stored } in shards {
+    for (Shard { name: stored_name, rank, tensor: stored }, is_companion) in shards {
         let tensors = ranks.entry(rank).or_default();
         let name = match dialect.canonical(&stored_name) {
             Canonical::Buffer => {
@@ -331,7 +383,8 @@ fn by_rank(
             assembly.problems.push((stored_name.to_string(), error));
             continue;
         }
-        let named = Named { stored_name: Arc::clone(&stored_name), stored: stored.clone() };
+        let named =
+            Named { stored_name: Arc::clone(&stored_name), stored: stored.clone(), is_companion };
         match tensors.insert(name, named) {
             // A module registered under two names, as T5's output layer is: the very same bytes.
             Some(other) if other.stored == stored => {}

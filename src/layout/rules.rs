@@ -27,6 +27,8 @@ pub enum Sharding {
     DeltaNet(Fused),
     /// A latent attention's down-projection: split or replicated, as its rows tell.
     Latent(Latent),
+    /// InfiniTrain's `attn.c_attn`: each rank holds `[q; k; v]` of its own heads.
+    QueryKeyValue,
 }
 
 /// The tensors of a state-space or linear-attention layer that depend on its sections.
@@ -177,8 +179,14 @@ impl Rules {
     /// The table, with the user's rules in front.
     #[must_use]
     pub fn new(user: &[UserRule]) -> Self {
+        Self::of_table(RULES, user)
+    }
+
+    /// Another table, for names that stay as they are stored, with the user's rules in front.
+    #[must_use]
+    pub fn of_table(table: &[(&str, Sharding)], user: &[UserRule]) -> Self {
         let user = user.iter().map(|rule| (rule.pattern.as_str(), rule.sharding));
-        Self(SuffixTable::new(user.chain(RULES.iter().copied())))
+        Self(SuffixTable::new(user.chain(table.iter().copied())))
     }
 
     /// The rule for a canonical name.

@@ -24,6 +24,8 @@ pub(super) struct Local {
     pub tensor: LogicalTensor,
     /// Every rank holds all of it, whatever the rule says of the name.
     pub whole: bool,
+    /// It only tells names and shapes, see [`super::assemble_beside`].
+    pub is_companion: bool,
 }
 
 impl Local {
@@ -40,6 +42,8 @@ pub(super) struct Named {
     pub stored_name: Arc<str>,
     /// The tensor.
     pub stored: StoredTensor,
+    /// It only tells names and shapes, see [`super::assemble_beside`].
+    pub is_companion: bool,
 }
 
 /// All the tensors of one model chunk of one rank, by canonical name.
@@ -100,7 +104,10 @@ pub(super) fn unfuse(
     let mut metadata = 0;
     for (name, named) in tensors {
         match chunk.parts(name, named) {
-            Ok(parts) => {
+            Ok(mut parts) => {
+                for part in &mut parts {
+                    part.is_companion = named.is_companion;
+                }
                 metadata += parts.iter().map(Local::metadata).sum::<usize>();
                 locals.extend(parts);
             }
@@ -146,7 +153,7 @@ impl RankChunk<'_> {
     }
 
     fn local(&self, name: String, tensor: LogicalTensor) -> Local {
-        Local { name, rank: self.rank, tensor, whole: false }
+        Local { name, rank: self.rank, tensor, whole: false, is_companion: false }
     }
 
     fn sibling(&self, prefix: &str, suffix: &str) -> Option<&Named> {

@@ -87,6 +87,16 @@ static BUFFERS: &[&str] = &[
     "ga_steps",
 ];
 
+/// Buffers that are kept like weights and that no optimizer trains: the router adjusts them itself.
+static UNTRAINED: &[&str] = &["expert_bias", "qb_beta"];
+
+/// Whether an optimizer knows the tensor of this stored name.
+#[must_use]
+pub fn is_trained(stored: &str) -> bool {
+    let last = stored.rsplit('.').next().unwrap_or(stored);
+    !last.starts_with("_extra_state") && !BUFFERS.contains(&last) && !UNTRAINED.contains(&last)
+}
+
 /// Heads that tell a BERT from a GPT: only there is an `encoder` of megatron.legacy an encoder.
 static ENCODER_HEADS: &[&str] = &["lm_head.", "binary_head.", "pooler.", "language_model.pooler."];
 

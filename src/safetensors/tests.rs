@@ -79,7 +79,7 @@ fn rejects_what_the_reference_rejects() {
     for (header, data) in [
         (format!("{whole}\0"), 8),
         (whole.clone(), 9),
-        (whole.clone(), 7),
+        (whole, 7),
         (header(&[entry("a", "F32", "1", 0, 4), entry("b", "F32", "1", 8, 12)]), 12),
         (header(&[entry("a", "F32", "2", 0, 8), entry("b", "F32", "1", 4, 8)]), 8),
         (header(&[entry("a", "F32", "2", 0, 8), entry("b", "F32", "2", 0, 8)]), 8),

@@ -10,6 +10,7 @@ use crate::extent::{Extent, numel};
 use crate::io::FileId;
 use crate::limits::LIMITS;
 
+use super::tiling;
 use super::{Piece, StoredTensor};
 
 /// A logical (global, unsharded) tensor as strided pieces over file regions.
@@ -147,6 +148,9 @@ pub enum TensorError {
         /// Elements of the tensor.
         numel: u64,
     },
+    /// Boxes that no cut takes apart, and far too many of them to compare all pairs.
+    #[error("its pieces lie too irregularly to prove that they are all there")]
+    Irregular,
     /// Some element has bytes twice.
     #[error("two shards hold the same elements, from {at:?} on")]
     Overlap {
@@ -490,27 +494,10 @@ impl LogicalTensor {
     /// Proves that the pieces tile the shape: none missing, none twice.
     ///
     /// # Errors
-    /// [`TensorError::Gap`] or [`TensorError::Overlap`].
+    /// [`TensorError::Gap`], [`TensorError::Overlap`], or [`TensorError::Irregular`] where it would take too long.
     pub fn check_tiling(&self) -> Result<(), TensorError> {
-        let mut order: Vec<&Extent> = self.pieces.iter().map(|piece| &piece.extent).collect();
-        order.sort_by(|one, other| one.offsets.cmp(&other.offsets));
-        for (index, extent) in order.iter().enumerate() {
-            let rest = &order[index + 1..];
-            let reach = |other: &Extent| match extent.offsets.first() {
-                Some(first) => other.offsets[0] < first + extent.sizes[0],
-                None => true,
-            };
-            let shared = rest.iter().take_while(|other| reach(other));
-            if let Some(shared) = shared.filter_map(|other| extent.intersect(other)).next() {
-                return Err(TensorError::Overlap { at: shared.offsets });
-            }
-        }
-        let covered: u64 = order.iter().map(|extent| extent.numel()).sum();
-        let numel = self.numel();
-        if covered != numel {
-            return Err(TensorError::Gap { covered, numel });
-        }
-        Ok(())
+        let mut boxes: Vec<&Extent> = self.pieces.iter().map(|piece| &piece.extent).collect();
+        tiling::prove(&mut boxes, self.numel())
     }
 
     /// Element type.

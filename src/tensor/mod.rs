@@ -7,6 +7,7 @@ mod stored;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+mod tiling;
 mod view;
 
 pub use logical::{LogicalTensor, Merge, Replica, Source, TensorError};

@@ -10,6 +10,7 @@ use std::io;
 use rawzip::{CompressionMethod, ReaderAt, ZipArchive, ZipFileHeaderRecord};
 use thiserror::Error;
 
+use super::peek::{EDGE, Peek};
 use crate::io::{FileSet, Region};
 use crate::limits::LIMITS;
 
@@ -139,14 +140,18 @@ impl Archive {
     /// # Errors
     /// [`ArchiveError`] where the archive is damaged, or its entries are not plain byte ranges of their own.
     pub fn open(files: &FileSet, region: Region) -> Result<Self, ArchiveError> {
-        let (listed, directory) = list(files, region)?;
+        Self::read(&Peek::new(files, region)?)
+    }
+
+    pub(super) fn read(peek: &Peek<'_>) -> Result<Self, ArchiveError> {
+        let (listed, directory) = list(peek)?;
         let mut by_name = HashMap::with_capacity(listed.len());
         for (index, entry) in listed.iter().enumerate() {
             if by_name.insert(entry.name.clone(), index).is_some() {
                 return Err(ArchiveError::Duplicate { name: entry.name.clone() });
             }
         }
-        let entries = locate(files, region, listed, directory)?;
+        let entries = locate(peek, listed, directory)?;
         Ok(Self { entries, by_name })
     }
 
@@ -173,24 +178,28 @@ pub fn bytes_behind(files: &FileSet, region: Region) -> Option<u64> {
     if magic != *b"PK\x03\x04" {
         return None;
     }
-    let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
-    let zip = rawzip::ZipLocator::new()
-        .locate_in_reader(Part { files, region }, &mut buffer, region.len)
-        .ok()?;
+    let peek = Peek::new(files, region).ok()?;
+    let mut buffer = vec![0; EDGE];
+    let zip =
+        rawzip::ZipLocator::new().locate_in_reader(Part(&peek), &mut buffer, region.len).ok()?;
     region.len.checked_sub(zip.end_offset()).filter(|&bytes| bytes > 0)
 }
 
 /// Reads the directory: its entries, and where it begins.
-fn list(files: &FileSet, region: Region) -> Result<(Vec<Listed>, u64), ArchiveError> {
-    let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
+fn list(peek: &Peek<'_>) -> Result<(Vec<Listed>, u64), ArchiveError> {
+    let len = peek.region.len;
+    let mut buffer = vec![0; EDGE];
     let zip = rawzip::ZipLocator::new()
-        .locate_in_reader(Part { files, region }, &mut buffer, region.len)
-        .map_err(|(_, error)| damaged(error, region.len))?;
+        .locate_in_reader(Part(peek), &mut buffer, len)
+        .map_err(|(_, error)| damaged(error, len))?;
     let announced = zip.entries_hint();
     if usize::try_from(announced).map_or(true, |count| count > LIMITS.archive_entries) {
         return Err(ArchiveError::TooManyEntries { count: announced });
     }
-    let listed = list_entries(&zip, &mut buffer, region.len)?;
+    if len.saturating_sub(zip.directory_offset()) > EDGE as u64 {
+        buffer.resize(rawzip::RECOMMENDED_BUFFER_SIZE, 0);
+    }
+    let listed = list_entries(&zip, &mut buffer, len)?;
     let found = listed.len() as u64;
     if found != announced {
         return Err(ArchiveError::EntryCount { announced, found });
@@ -241,8 +250,7 @@ const EXTRA_LEN_AT: usize = 28;
 /// Reads the local headers in the order of the file, since only they tell where the data begins, and checks
 /// that no two entries share a byte.
 fn locate(
-    files: &FileSet,
-    region: Region,
+    peek: &Peek<'_>,
     listed: Vec<Listed>,
     directory: u64,
 ) -> Result<Vec<Entry>, ArchiveError> {
@@ -253,8 +261,8 @@ fn locate(
     {
         return Err(ArchiveError::Prefix { start: listed[first].header });
     }
-    let mut window = Window { files, region, start: 0, bytes: Vec::new() };
-    let mut regions = vec![region; listed.len()];
+    let mut window = Window { peek, start: 0, bytes: Vec::new() };
+    let mut regions = vec![peek.region; listed.len()];
     for (position, &index) in order.iter().enumerate() {
         let entry = &listed[index];
         let end = order.get(position + 1).map_or(directory, |&next| listed[next].header);
@@ -266,7 +274,7 @@ fn locate(
         if start.checked_add(entry.len).is_none_or(|data_end| data_end > end) {
             return Err(overlap());
         }
-        regions[index] = region.part(start, entry.len).ok_or_else(overlap)?;
+        regions[index] = peek.region.part(start, entry.len).ok_or_else(overlap)?;
     }
     Ok(listed
         .into_iter()
@@ -291,8 +299,7 @@ fn data_start(window: &mut Window<'_>, entry: &Listed) -> Result<Option<u64>, io
 
 /// A read-ahead of one page, so that runs of small records cost one read and large ones little more than their header.
 struct Window<'a> {
-    files: &'a FileSet,
-    region: Region,
+    peek: &'a Peek<'a>,
     start: u64,
     bytes: Vec<u8>,
 }
@@ -302,7 +309,7 @@ const PAGE: usize = 4096;
 impl Window<'_> {
     /// `len` bytes from `offset` of the region, if they are inside.
     fn get(&mut self, offset: u64, len: usize) -> io::Result<Option<&[u8]>> {
-        let Some(rest) = self.region.len.checked_sub(offset) else { return Ok(None) };
+        let Some(rest) = self.peek.region.len.checked_sub(offset) else { return Ok(None) };
         let rest = usize::try_from(rest).unwrap_or(usize::MAX);
         if len > rest {
             return Ok(None);
@@ -312,11 +319,7 @@ impl Window<'_> {
             |skip: usize| skip.checked_add(len).is_some_and(|end| end <= self.bytes.len());
         if !skip.is_some_and(is_inside) {
             self.bytes.resize(len.max(PAGE).min(rest), 0);
-            self.files.read_exact_at(
-                self.region.file,
-                &mut self.bytes,
-                self.region.offset + offset,
-            )?;
+            self.peek.read_exact(&mut self.bytes, offset)?;
             self.start = offset;
             skip = Some(0);
         }
@@ -325,18 +328,14 @@ impl Window<'_> {
 }
 
 /// The region as the zip reader wants it: reads that end where the region ends.
-struct Part<'a> {
-    files: &'a FileSet,
-    region: Region,
-}
+struct Part<'a>(&'a Peek<'a>);
 
 impl ReaderAt for Part<'_> {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        let rest = self.region.len.saturating_sub(offset);
+        let rest = self.0.region.len.saturating_sub(offset);
         let len = usize::try_from(rest).unwrap_or(usize::MAX).min(buffer.len());
         if len > 0 {
-            let at = self.region.offset + offset;
-            self.files.read_exact_at(self.region.file, &mut buffer[..len], at)?;
+            self.0.read_exact(&mut buffer[..len], offset)?;
         }
         Ok(len)
     }

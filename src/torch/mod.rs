@@ -9,6 +9,7 @@
 mod access;
 mod archive;
 mod legacy;
+mod peek;
 pub mod pickle;
 mod rebuild;
 #[cfg(test)]
@@ -27,6 +28,7 @@ pub use legacy::LegacyError;
 pub use rebuild::RebuildError;
 pub use value::{Call, TooMany, Value, ValueId, Values};
 
+use self::peek::Peek;
 use self::pickle::PickleError;
 use self::rebuild::Storages;
 use crate::io::{FileSet, Region, is_lfs_pointer};
@@ -134,9 +136,9 @@ impl TorchFile {
     /// # Errors
     /// [`TorchError`] where the region is not what `torch.save` writes, or is damaged.
     pub fn open(files: &FileSet, region: Region) -> Result<Self, TorchError> {
-        let head = head(files, region)?;
-        match recognise(&head)? {
-            Container::Zip => Self::open_zip(files, region),
+        let peek = Peek::new(files, region)?;
+        match recognise(peek.head())? {
+            Container::Zip => Self::open_zip(&peek),
             Container::Legacy => {
                 let (values, root, storages) = legacy::open(files, region)?;
                 Ok(Self { values, root, storages, container: Container::Legacy })
@@ -144,12 +146,12 @@ impl TorchFile {
         }
     }
 
-    fn open_zip(files: &FileSet, region: Region) -> Result<Self, TorchError> {
-        let archive = Archive::open(files, region)?;
+    fn open_zip(peek: &Peek<'_>) -> Result<Self, TorchError> {
+        let archive = Archive::read(peek)?;
         let data_pkl = find_pickle(&archive)?;
         let folder = data_pkl.name.strip_suffix(DATA_PKL).unwrap_or_default();
-        let byte_order = byte_order(files, &archive, folder)?;
-        let pickle = read_pickle(files, data_pkl)?;
+        let byte_order = byte_order(peek, &archive, folder)?;
+        let pickle = read_pickle(peek, data_pkl)?;
         let storage_folder = format!("{folder}data/");
         let by_key: HashMap<String, Region> = archive
             .entries()
@@ -159,7 +161,7 @@ impl TorchFile {
                 Some((key.to_owned(), entry.region))
             })
             .collect();
-        let empty = Region { len: 0, ..region };
+        let empty = Region { len: 0, ..peek.region };
         Ok(Self {
             values: pickle.values,
             root: pickle.root,
@@ -201,15 +203,6 @@ impl TorchFile {
     }
 }
 
-/// Enough to tell the containers apart.
-const HEAD: u64 = 4096;
-
-fn head(files: &FileSet, region: Region) -> io::Result<Vec<u8>> {
-    let mut head = vec![0; usize::try_from(region.len.min(HEAD)).map_err(io::Error::other)?];
-    files.read_exact_at(region.file, &mut head, region.offset)?;
-    Ok(head)
-}
-
 fn recognise(head: &[u8]) -> Result<Container, TorchError> {
     const TAR_AT: usize = 257;
     if head.is_empty() {
@@ -246,19 +239,19 @@ fn find_pickle(archive: &Archive) -> Result<&Entry, TorchError> {
     }
 }
 
-fn read_pickle(files: &FileSet, entry: &Entry) -> Result<pickle::Pickle, TorchError> {
-    let Region { file, offset, len } = entry.region;
+fn read_pickle(peek: &Peek<'_>, entry: &Entry) -> Result<pickle::Pickle, TorchError> {
+    let len = entry.region.len;
     let fitting = usize::try_from(len).ok().filter(|_| len <= LIMITS.pickle_bytes);
     let Some(fitting) = fitting else {
         return Err(TorchError::PickleTooLong { name: entry.name.clone(), len });
     };
     let mut bytes = vec![0; fitting];
-    files.read_exact_at(file, &mut bytes, offset)?;
+    peek.read_part(&mut bytes, entry.region)?;
     pickle::read(&bytes).map_err(|source| TorchError::Pickle { name: entry.name.clone(), source })
 }
 
 /// The record is there since torch 2.1; without it, torch takes storages for little-endian.
-fn byte_order(files: &FileSet, archive: &Archive, folder: &str) -> Result<ByteOrder, TorchError> {
+fn byte_order(peek: &Peek<'_>, archive: &Archive, folder: &str) -> Result<ByteOrder, TorchError> {
     let Some(entry) = archive.get(&format!("{folder}byteorder")) else {
         return Ok(ByteOrder::Little);
     };
@@ -266,7 +259,7 @@ fn byte_order(files: &FileSet, archive: &Archive, folder: &str) -> Result<ByteOr
     let mut word = [0; 6];
     let len = usize::try_from(entry.region.len).map_err(|_| unknown())?;
     let word = word.get_mut(..len).ok_or_else(unknown)?;
-    files.read_exact_at(entry.region.file, word, entry.region.offset)?;
+    peek.read_part(word, entry.region)?;
     match &*word {
         b"little" => Ok(ByteOrder::Little),
         b"big" => Ok(ByteOrder::Big),

@@ -9,7 +9,7 @@ pub(super) mod fsdp;
 pub(super) mod torch_dist;
 pub(super) mod zarr;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,10 +22,11 @@ use crate::names::megatron::without_wrappers;
 use crate::tensor::LogicalTensor;
 use crate::torch::{TorchFile, ValueId};
 
-use super::megatron_torch::tie_output_layer;
+use super::megatron_torch::state_name;
+use super::merged::{insert_merged, tie_output_layer};
 use super::state::{facts_of, state_at};
 use super::walk::Bounds;
-use super::{Located, OpenOptions};
+use super::{Located, OpenOptions, chain_text};
 
 /// The file that says which backend wrote a checkpoint. It is written last.
 const METADATA: &str = "metadata.json";
@@ -99,7 +100,9 @@ impl Common {
         path.symlink_metadata().ok()?;
         let mut bounds = Bounds::new(&path);
         let torch = match files.add(&path) {
-            Ok(file) => TorchFile::open(files, files.whole(file)).map_err(|error| in_full(&error)),
+            Ok(file) => {
+                TorchFile::open(files, files.whole(file)).map_err(|error| chain_text(&error))
+            }
             Err(error) => Err(error.to_string()),
         };
         match torch {
@@ -123,17 +126,6 @@ impl Common {
         text("optimizer", "param_state_sharding_type")
             .or_else(|| text("content_metadata", "distrib_optim_sharding_type"))
     }
-}
-
-/// An error and its causes.
-fn in_full(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
 
 /// What a key names.
@@ -192,13 +184,15 @@ fn into_catalog(
     let wants_optimizer = options.wants(Section::Optimizer);
     let mut buckets = Buckets::default();
     let mut globals = Vec::new();
+    let mut states: BTreeSet<Arc<str>> = BTreeSet::new();
     for Stored { key, tensor, flattened } in tensors {
         let (state, name) = match parse(&key) {
             Key::Weight(name) => (None, name),
             _ if !wants_optimizer => continue,
-            Key::State { state, name } => (Some(state.into()), name),
+            Key::State { state, name } => (Some(state_name(state).into()), name),
             Key::Bucket { state, bucket } => {
-                buckets.tensors.push((Name::new(format!("optimizer.{state}.{bucket}")), tensor));
+                let name = format!("optimizer.{}.{bucket}", state_name(state));
+                buckets.tensors.push((Name::new(name), tensor));
                 continue;
             }
             Key::Optimizer(rest) => {
@@ -206,6 +200,7 @@ fn into_catalog(
                 continue;
             }
         };
+        states.extend(state.clone());
         let name = without_wrappers(name).to_owned();
         globals.push(Global { stored_name: Arc::clone(&key), state, name, tensor, flattened });
     }
@@ -235,14 +230,14 @@ fn into_catalog(
     for (name, error) in assembly.problems {
         catalog.problems.push(Problem::of_tensor(name, &error));
     }
-    for (name, merged) in assembly.tensors {
-        if options.wants(Section::of(name.as_str())) {
-            catalog.insert(name, Entry { tensor: merged.tensor, is_vocab: merged.is_vocab });
-        }
-    }
+    let mut merged = assembly.tensors;
+    merged.retain(|name, _| options.wants(Section::of(name.as_str())));
+    insert_merged(&mut catalog, merged, true, &options.rules);
     add_buckets(&mut catalog, buckets, sharding.as_deref());
-    if options.wants(Section::Model) {
-        tie_output_layer(&mut catalog, assembly.tied_copies, &facts);
+    let prefixes = states.iter().map(|state| format!("optimizer.{state}."));
+    let model = options.wants(Section::Model).then(String::new);
+    for prefix in model.into_iter().chain(prefixes) {
+        tie_output_layer(&mut catalog, &prefix, None, &facts);
     }
     if located.path.join(MODELOPT).is_dir() {
         catalog.notes.push(format!("left out {MODELOPT}, which is no part of the model"));

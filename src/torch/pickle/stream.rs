@@ -5,7 +5,6 @@
 //! second one can let go of all others as soon as its stack does.
 
 use std::io;
-use std::ops::ControlFlow;
 
 use super::{NoOp, Op, PickleError, PickleErrorKind, TooMany, decode};
 use crate::io::{FileSet, Region};
@@ -22,18 +21,29 @@ pub enum StreamError {
     Pickle(#[from] PickleError),
 }
 
+/// What comes after an opcode.
+#[derive(Debug)]
+pub enum Next<T> {
+    /// The one behind it.
+    Opcode,
+    /// The one at this offset, further on.
+    At(u64),
+    /// Nothing: this is the result.
+    End(T),
+}
+
 /// Bytes that are read at a time.
 const CHUNK: usize = 256 << 10;
 
-/// Calls `apply` with every opcode of the pickle that starts the region and with its offset, until that breaks off.
+/// Calls `apply` with every opcode of the pickle that starts the region and with its offset, until that ends it.
 ///
 /// # Errors
-/// [`StreamError`] where the region cannot be read, ends before `apply` breaks off, holds an opcode that is longer than
+/// [`StreamError`] where the region cannot be read, ends before `apply` does, holds an opcode that is longer than
 /// [`LIMITS`] allow, or `apply` fails.
 pub fn each_op<T>(
     files: &FileSet,
     region: Region,
-    mut apply: impl FnMut(u64, Op<'_>) -> Result<ControlFlow<T>, PickleErrorKind>,
+    mut apply: impl FnMut(u64, Op<'_>) -> Result<Next<T>, PickleErrorKind>,
 ) -> Result<T, StreamError> {
     let mut window = Window { files, region, start: 0, bytes: Vec::new(), at: 0 };
     loop {
@@ -43,8 +53,9 @@ pub fn each_op<T>(
             Err(error) => Err(error),
         };
         match outcome {
-            Ok((ControlFlow::Continue(()), len)) => window.at += len,
-            Ok((ControlFlow::Break(result), _)) => return Ok(result),
+            Ok((Next::Opcode, len)) => window.at += len,
+            Ok((Next::At(next), len)) => window.skip_to(next.max(at + len as u64)),
+            Ok((Next::End(result), _)) => return Ok(result),
             Err(NoOp::Bad(kind)) => return Err(PickleError { at, kind }.into()),
             Err(NoOp::Short(needed)) => window.refill(needed)?,
         }
@@ -68,6 +79,17 @@ impl Window<'_> {
 
     fn rest(&self) -> &[u8] {
         self.bytes.get(self.at..).unwrap_or_default()
+    }
+
+    fn skip_to(&mut self, next: u64) {
+        let inside = next.checked_sub(self.start).and_then(|at| usize::try_from(at).ok());
+        match inside.filter(|at| *at <= self.bytes.len()) {
+            Some(at) => self.at = at,
+            None => {
+                self.bytes.clear();
+                (self.start, self.at) = (next.min(self.region.len), 0);
+            }
+        }
     }
 
     /// Moves on so that the next opcode comes first and at least `needed` bytes are there.
@@ -103,19 +125,24 @@ pub struct MemoPlan {
 }
 
 impl MemoPlan {
-    /// Reads all opcodes of a pickle up to STOP.
+    /// Reads all opcodes of a pickle up to STOP, and shows them to `look` with their offsets.
     ///
     /// # Errors
     /// As [`each_op`].
-    pub fn of(files: &FileSet, region: Region) -> Result<Self, StreamError> {
+    pub fn of(
+        files: &FileSet,
+        region: Region,
+        mut look: impl FnMut(u64, Op<'_>),
+    ) -> Result<Self, StreamError> {
         let mut plan = Self::default();
         each_op(files, region, |at, op| {
+            look(at, op);
             match op {
-                Op::Stop => return Ok(ControlFlow::Break(())),
+                Op::Stop => return Ok(Next::End(())),
                 Op::Get(index) => plan.want(index, at)?,
                 _ => {}
             }
-            Ok(ControlFlow::Continue(()))
+            Ok(Next::Opcode)
         })?;
         let mut sum = 0;
         plan.before = plan
@@ -166,7 +193,7 @@ mod tests {
         each_op(&file.files, file.region, |at, op| {
             found.push(at);
             let is_end = op == Op::Stop;
-            Ok(if is_end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            Ok(if is_end { Next::End(()) } else { Next::Opcode })
         })?;
         Ok(found)
     }
@@ -184,6 +211,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_skipped_is_not_read() {
+        for far in [10_u64, 3 * CHUNK as u64] {
+            let mut bytes = vec![0xff; usize::try_from(far).unwrap()];
+            bytes[0] = b'N';
+            bytes.extend(b"2.");
+            let file = TestFile::new(&bytes);
+            let mut seen = Vec::new();
+            let end = each_op(&file.files, file.region, |at, op| {
+                seen.push(at);
+                Ok(match op {
+                    Op::None => Next::At(far),
+                    Op::Stop => Next::End(at),
+                    _ => Next::Opcode,
+                })
+            });
+            assert_eq!((end.unwrap(), seen), (far + 1, vec![0, far, far + 1]));
+        }
+        let file = TestFile::new(b"NN.");
+        let beyond = each_op(&file.files, file.region, |_, _| Ok(Next::<()>::At(u64::MAX)));
+        assert!(matches!(beyond, Err(StreamError::Pickle(error)) if error.at == 3));
+    }
+
+    #[test]
     fn a_pickle_that_ends_too_early_is_told_from_one_that_asks_for_too_much() {
         let kind = |bytes: &[u8]| match ops(bytes) {
             Err(StreamError::Pickle(error)) => (error.at, error.kind),
@@ -198,10 +248,10 @@ mod tests {
     #[test]
     fn the_plan_numbers_what_is_asked_for() {
         let file = TestFile::new(b"NNNNNNNNNNNNNNNNNNNNh\x03h\x00h\x11h\x03.");
-        let plan = MemoPlan::of(&file.files, file.region).unwrap();
+        let plan = MemoPlan::of(&file.files, file.region, |_, _| ()).unwrap();
         let places: Vec<_> = [0, 1, 3, 17, 18, 64].map(|index| plan.place(index)).into();
         assert_eq!(places, [Some(0), None, Some(1), Some(2), None, None]);
         let forged = TestFile::new(b"Nj\xff\xff\xff\x7f.");
-        assert!(MemoPlan::of(&forged.files, forged.region).is_err());
+        assert!(MemoPlan::of(&forged.files, forged.region, |_, _| ()).is_err());
     }
 }

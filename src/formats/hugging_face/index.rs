@@ -1,0 +1,130 @@
+//! `*.index.json`, which says in what file each tensor is, and other JSON that lies beside tensors.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::formats::OpenError;
+use crate::layout::Fact;
+use crate::limits::{ENTRY, LIMITS};
+
+/// Where each tensor of a model is.
+#[derive(Debug, Deserialize)]
+pub(super) struct Index {
+    /// By the tensor's name.
+    weight_map: BTreeMap<String, String>,
+    #[serde(default)]
+    metadata: Value,
+}
+
+impl Index {
+    /// Reads an index.
+    ///
+    /// # Errors
+    /// It cannot be read, is none, or names files elsewhere.
+    pub(super) fn read(path: &Path) -> Result<Self, OpenError> {
+        let content = |what: String| OpenError::Content { path: path.to_path_buf(), what };
+        let bytes = read_file(path, LIMITS.safetensors_header)
+            .map_err(|source| OpenError::Io { path: path.to_path_buf(), source })?;
+        let index: Self = serde_json::from_slice(&bytes)
+            .map_err(|error| content(format!("no index of tensors: {error}")))?;
+        let bytes = index.weight_map.iter().map(|(name, file)| name.len() + file.len() + ENTRY);
+        if bytes.sum::<usize>() > LIMITS.metadata {
+            return Err(content("more entries than any model has".to_owned()));
+        }
+        if let Some(file) = index.files().find(|file| !is_inside(file)) {
+            return Err(content(format!("{:?} is no file of this folder", file)));
+        }
+        if index.weight_map.is_empty() {
+            return Err(content("its weight_map is empty".to_owned()));
+        }
+        Ok(index)
+    }
+
+    /// The files that hold tensors, each once.
+    pub(super) fn files(&self) -> impl Iterator<Item = &str> {
+        self.weight_map.values().map(String::as_str).collect::<BTreeSet<_>>().into_iter()
+    }
+
+    /// Every tensor with its file.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.weight_map.iter().map(|(name, file)| (name.as_str(), file.as_str()))
+    }
+
+    /// The tensors of one file.
+    pub(super) fn names_in(&self, file: &str) -> impl Iterator<Item = &str> {
+        self.entries().filter(move |(_, holder)| *holder == file).map(|(name, _)| name)
+    }
+
+    /// Whether there is such a tensor.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.weight_map.contains_key(name)
+    }
+
+    /// What the index says of the whole, for the state of the run.
+    pub(super) fn into_metadata(self) -> Option<(String, Fact)> {
+        let is_empty = self.metadata.as_object().is_none_or(serde_json::Map::is_empty);
+        (!is_empty).then(|| ("index".to_owned(), fact_of(self.metadata)))
+    }
+}
+
+/// A path that leads nowhere but into the folder it is taken from.
+fn is_inside(file: &str) -> bool {
+    let mut components = Path::new(file).components();
+    !file.is_empty() && components.all(|component| matches!(component, Component::Normal(_)))
+}
+
+/// A JSON file as plain values; `None` where there is none.
+///
+/// # Errors
+/// It cannot be read, or is no JSON.
+pub(super) fn read_json(path: &Path) -> Result<Option<Fact>, String> {
+    if path.symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    let bytes = read_file(path, LIMITS.facts as u64).map_err(|error| error.to_string())?;
+    let value = serde_json::from_slice(&bytes).map_err(|error| format!("no JSON: {error}"))?;
+    Ok(Some(fact_of(value)))
+}
+
+fn read_file(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let meta = std::fs::metadata(path)?;
+    if !meta.is_file() || meta.len() > most {
+        return Err(std::io::Error::other(format!("no regular file of at most {most} bytes")));
+    }
+    std::fs::read(path)
+}
+
+/// JSON is nested at most 128 levels deep here: what is deeper, its reader refuses.
+fn fact_of(value: Value) -> Fact {
+    match value {
+        Value::Null => Fact::None,
+        Value::Bool(value) => Fact::Bool(value),
+        Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(integer), _) => Fact::Int(integer),
+            (None, Some(float)) => Fact::Float(float),
+            (None, None) => Fact::Opaque("number".to_owned()),
+        },
+        Value::String(text) => Fact::Text(text),
+        Value::Array(members) => Fact::List(members.into_iter().map(fact_of).collect()),
+        Value::Object(entries) => {
+            Fact::Map(entries.into_iter().map(|(key, value)| (key, fact_of(value))).collect())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_leads_nowhere_else() {
+        assert!(is_inside("model-00001-of-00002.safetensors"));
+        assert!(is_inside("unet/model.safetensors"));
+        for path in ["", "/etc/passwd", "../model.safetensors", "a/../../b", "./a"] {
+            assert!(!is_inside(path), "{path}");
+        }
+    }
+}

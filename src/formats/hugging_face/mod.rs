@@ -1,0 +1,275 @@
+//! Hugging Face folders and safetensors files: one file or numbered ones, with an index or without.
+//!
+//! Facts from transformers 4.x and 5.x (`modeling_utils.py`, `save_pretrained`, `utils/hub.py`), safetensors 0.8
+//! (`safetensors/torch.py`, `save_model`) and huggingface_hub (cache folders).
+
+mod index;
+mod names;
+mod parts;
+mod sources;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::io::FileSet;
+use crate::layout::Fact;
+use crate::names::{Name, is_vocabulary};
+use crate::safetensors::Safetensors;
+use crate::tensor::LogicalTensor;
+
+use super::walk::Bounds;
+use super::{Format, Located, OpenError, OpenOptions};
+
+use index::{Index, read_json};
+use parts::{Part, read_parts};
+use sources::Source;
+
+/// `hf`: a folder as `save_pretrained` writes it, or a file of one.
+pub(super) const FORMAT: Format = Format { name: "hf", detect, read };
+
+/// What the model says of itself.
+const CONFIG: &str = "config.json";
+
+/// Files beside the tensors that go into the state of the run, by the name they have there.
+const COMPANIONS: [(&str, &str); 2] =
+    [(CONFIG, "config"), ("adapter_config.json", "adapter_config")];
+
+/// Whether a file is one of these: by its name, or as its first bytes say.
+pub(super) fn is_own(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    // Anything but a file could keep us waiting.
+    let Some(meta) = file.metadata().ok().filter(std::fs::Metadata::is_file) else { return false };
+    if sources::is_name(&name) || name.ends_with(".safetensors") {
+        return true;
+    }
+    let mut head = Vec::new();
+    let read = File::open(file).and_then(|file| file.take(64).read_to_end(&mut head));
+    read.is_ok() && Safetensors::may_start_with(&head, meta.len())
+}
+
+fn detect(path: &Path) -> bool {
+    is_own(path) || Source::find(path).is_some()
+}
+
+fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let path = &located.path;
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+    let source = if path.is_dir() { Source::find(path) } else { Some(Source::of_file(path)) };
+    let Some(source) = source else {
+        return Err(OpenError::Unrecognized {
+            path: path.clone(),
+            seems: None,
+            looked_for: "model.safetensors, pytorch_model.bin, their numbered parts or an index of them",
+        });
+    };
+    let mut folder = Folder {
+        path: folder,
+        files: FileSet::default(),
+        bounds: Bounds::new(path),
+        problems: Vec::new(),
+        notes: source.notes(path),
+        state: BTreeMap::new(),
+    };
+    // A file on its own is what is in it and no more.
+    if path.is_dir() {
+        folder.read_companions();
+    }
+    folder.into_catalog(&source, options)
+}
+
+/// A folder on the way to a catalog.
+struct Folder<'a> {
+    path: &'a Path,
+    files: FileSet,
+    bounds: Bounds,
+    problems: Vec<Problem>,
+    notes: Vec<String>,
+    state: BTreeMap<String, Fact>,
+}
+
+impl Folder<'_> {
+    fn read_companions(&mut self) {
+        for (file, key) in COMPANIONS {
+            match read_json(&self.path.join(file)) {
+                Ok(Some(fact)) => {
+                    self.state.insert(key.to_owned(), fact);
+                }
+                Ok(None) => {}
+                Err(message) => self.notes.push(format!("{file}: {message}")),
+            }
+        }
+    }
+
+    /// A value of the model's own description, or of its language model's.
+    fn config(&self, key: &str) -> Option<&Fact> {
+        let Some(Fact::Map(config)) = self.state.get("config") else { return None };
+        let nested = || match config.get("text_config") {
+            Some(Fact::Map(text)) => text.get(key),
+            _ => None,
+        };
+        config.get(key).or_else(nested)
+    }
+
+    fn problem(&mut self, file: &str, message: String) {
+        self.problems.push(Problem { file: Some(self.path.join(file)), tensor: None, message });
+    }
+
+    fn into_catalog(
+        mut self,
+        source: &Source,
+        options: &OpenOptions,
+    ) -> Result<Catalog, OpenError> {
+        let index = match &source.index {
+            Some(file) => Some(Index::read(&self.path.join(file))?),
+            None => None,
+        };
+        let wanted = match &index {
+            Some(index) => index.files().map(str::to_owned).collect(),
+            None => source.files.clone(),
+        };
+        if let Some(index) = &index {
+            self.notes.extend(source.unnamed(index));
+        }
+        for file in &source.missing {
+            self.problem(
+                file,
+                "missing: the numbers of the other parts say that it is one".to_owned(),
+            );
+        }
+        let mut present = Vec::new();
+        for file in wanted {
+            match self.files.add(&self.path.join(&file)) {
+                Ok(id) => present.push((file, id)),
+                Err(source) if index.is_none() => {
+                    return Err(OpenError::Io { path: self.path.join(file), source });
+                }
+                Err(error) => {
+                    let names = index.iter().flat_map(|index| index.names_in(&file));
+                    let names: Vec<&str> = names.collect();
+                    let first = names.first().copied().unwrap_or_default();
+                    let message = format!(
+                        "cannot be read: {error}; the index has {} tensors in it: {first}, ...",
+                        names.len()
+                    );
+                    self.problem(&file, message);
+                }
+            }
+        }
+        let parts = read_parts(&self.files, present)?;
+        Ok(self.gather(index, parts, options))
+    }
+
+    fn gather(mut self, index: Option<Index>, parts: Vec<Part>, options: &OpenOptions) -> Catalog {
+        let mut origin = Origin { format: FORMAT.name, shards: parts.len(), ..Origin::default() };
+        if let Some(Fact::Text(version)) = self.config("transformers_version") {
+            origin.writer = Some(format!("transformers {version}"));
+        }
+        let tied_by_config = self.config("tie_word_embeddings").cloned();
+        let mut tensors: BTreeMap<Name, LogicalTensor> = BTreeMap::new();
+        let mut aliases = BTreeMap::new();
+        let mut seen: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for Part { file, tensors: found, metadata, problems } in parts {
+            self.problems.extend(problems);
+            let path = self.path.join(&file);
+            let mut problem = |name: &str, message: String| {
+                let tensor = Some(name.to_owned());
+                self.problems.push(Problem { file: Some(path.clone()), tensor, message });
+            };
+            for (stored_name, stored) in found {
+                if names::is_buffer(&stored_name, stored.shape()) {
+                    origin.left_out += 1;
+                    seen.entry(stored_name).or_default().push(file.clone());
+                    continue;
+                }
+                if let Err(excess) = self.bounds.enter(&stored_name, 0) {
+                    problem(&stored_name, format!("the folder has {excess}"));
+                    break;
+                }
+                if index.as_ref().is_some_and(|index| !index.has(&stored_name)) {
+                    problem(&stored_name, "is not in the index".to_owned());
+                }
+                let name = Name::new(names::unwrapped(&stored_name));
+                let tensor = LogicalTensor::from_stored(&stored, stored_name.as_str());
+                seen.entry(stored_name.clone()).or_default().push(file.clone());
+                match tensors.get_mut(&name) {
+                    // What several files hold is one tensor and its copies.
+                    Some(first) => {
+                        if let Err(error) = first.add_copy(tensor) {
+                            problem(
+                                &stored_name,
+                                format!("another one than in another file: {error}"),
+                            );
+                        }
+                    }
+                    None => {
+                        tensors.insert(name, tensor);
+                    }
+                }
+            }
+            aliases.extend(metadata);
+        }
+        if let Some(index) = &index {
+            self.check_index(index, &seen);
+        }
+        let tensors = names::with_prefix(tensors);
+        self.state.extend(index.and_then(Index::into_metadata));
+        let mut catalog = Catalog::new(origin, self.files);
+        self.problems.extend(self.bounds.into_problems());
+        (catalog.notes, catalog.problems, catalog.state) = (self.notes, self.problems, self.state);
+        if options.wants(Section::Model) {
+            for (name, tensor) in tensors {
+                let is_vocab = is_vocabulary(name.as_str());
+                catalog.insert(name, Entry { tensor, is_vocab });
+            }
+            tie_aliases(&mut catalog, aliases);
+            tie_output_layer(&mut catalog, tied_by_config.as_ref());
+        }
+        catalog
+    }
+
+    /// Every entry of the index must be where it says.
+    fn check_index(&mut self, index: &Index, seen: &BTreeMap<String, Vec<String>>) {
+        for (name, file) in index.entries() {
+            let holders = seen.get(name).map_or(&[][..], Vec::as_slice);
+            let is_read = self.files.ids().any(|id| self.files.path(id) == self.path.join(file));
+            if !is_read || holders.iter().any(|holder| holder == file) {
+                continue;
+            }
+            let tensor = Some(name.to_owned());
+            let message = match holders.first() {
+                Some(other) => format!("the index has it in this file, but it is in {other}"),
+                None => "the index has it in this file, which does not hold it".to_owned(),
+            };
+            let file = Some(self.path.join(file));
+            self.problems.push(Problem { file, tensor, message });
+        }
+    }
+}
+
+/// What safetensors left out because it shares another tensor's memory: `__metadata__` has one name for the other.
+fn tie_aliases(catalog: &mut Catalog, aliases: BTreeMap<String, String>) {
+    for (name, to) in aliases {
+        let [name, to] = [name, to].map(|name| Name::new(names::unwrapped(&name)));
+        if catalog.tensors.contains_key(&to) && !catalog.tensors.contains_key(&name) {
+            catalog.tie(name, to, None);
+        }
+    }
+}
+
+/// An output layer that the configuration says is tied, or that is not there though nothing says that it is not tied.
+fn tie_output_layer(catalog: &mut Catalog, config: Option<&Fact>) {
+    if config == Some(&Fact::Bool(false)) {
+        return;
+    }
+    let is_tied = config == Some(&Fact::Bool(true));
+    let Some((output, embedding)) = names::tied_pair(catalog.tensors.keys()) else { return };
+    let is_stored = catalog.tensors.contains_key(&output);
+    if catalog.tied.contains_key(&output) || (is_stored && !is_tied) {
+        return;
+    }
+    let copy = catalog.tensors.remove(&output).map(|entry| entry.tensor);
+    catalog.tie(output, embedding, copy);
+}

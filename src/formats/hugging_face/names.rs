@@ -1,0 +1,109 @@
+//! Names as Hugging Face models have them: which entries are no weights, what is put in front, what is tied.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use crate::names::Name;
+use crate::names::pattern::SuffixTable;
+use crate::tensor::LogicalTensor;
+
+/// Tables and masks, by the least number of dimensions they have: a mask is `[1, 1, n, n]`, a bias is not.
+static BUFFERS: LazyLock<SuffixTable<usize>> = LazyLock::new(|| {
+    SuffixTable::new([
+        ("rotary_emb.inv_freq", 0),
+        ("{attn,attention}.bias", 2),
+        ("{attn,attention}.masked_bias", 0),
+        ("position_ids", 0),
+    ])
+});
+
+/// Whether an entry of a state dict is no weight.
+pub(super) fn is_buffer(name: &str, shape: &[u64]) -> bool {
+    BUFFERS.find(name).is_some_and(|found| shape.len() >= *found.value)
+}
+
+/// A name without what wrappers of a module put in front (data parallel, torch.compile, PEFT).
+pub(super) fn unwrapped(mut name: &str) -> &str {
+    const WRAPPERS: [&str; 3] = ["module.", "_orig_mod.", "base_model.model."];
+    while let Some(rest) = WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
+        name = rest;
+    }
+    name
+}
+
+/// GPT-2 as it was first published has its names without `transformer.`.
+pub(super) fn with_prefix(tensors: BTreeMap<Name, LogicalTensor>) -> BTreeMap<Name, LogicalTensor> {
+    let has = |name| tensors.contains_key(&Name::new(name));
+    if !(has("wte.weight") && has("wpe.weight") && has("h.0.ln_1.weight")) {
+        return tensors;
+    }
+    let of_body =
+        |name: &str| ["wte.", "wpe.", "h.", "ln_f."].iter().any(|module| name.starts_with(module));
+    let renamed = tensors.into_iter().map(|(name, tensor)| match of_body(name.as_str()) {
+        true => (Name::new(format!("transformer.{}", name.as_str())), tensor),
+        false => (name, tensor),
+    });
+    renamed.collect()
+}
+
+/// The output layer of each architecture, by the end of the name of its word embeddings.
+const OUTPUTS: [(&str, &str); 4] = [
+    ("embed_tokens.weight", "lm_head.weight"),
+    ("wte.weight", "lm_head.weight"),
+    ("word_embeddings.weight", "lm_head.weight"),
+    ("embed_in.weight", "embed_out.weight"),
+];
+
+/// The output layer and the embeddings that it may share; `None` where there are no embeddings, or several.
+pub(super) fn tied_pair<'n>(names: impl Iterator<Item = &'n Name>) -> Option<(Name, Name)> {
+    let mut found = names.filter_map(|name| {
+        let is_end = |end: &str| name.as_str().strip_suffix(end).is_some_and(is_boundary);
+        let (_, output) = OUTPUTS.iter().find(|(end, _)| is_end(end))?;
+        Some((Name::new(*output), name.clone()))
+    });
+    found.next().filter(|_| found.next().is_none())
+}
+
+fn is_boundary(before: &str) -> bool {
+    before.is_empty() || before.ends_with('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_no_weights_and_biases_are() {
+        assert!(is_buffer("transformer.h.0.attn.bias", &[1, 1, 8, 8]));
+        assert!(is_buffer("h.0.attn.masked_bias", &[]));
+        assert!(is_buffer("model.layers.3.self_attn.rotary_emb.inv_freq", &[4]));
+        assert!(!is_buffer("encoder.attention.bias", &[8]));
+        assert!(!is_buffer("transformer.h.0.attn.c_attn.bias", &[24]));
+    }
+
+    #[test]
+    fn wrappers_are_no_part_of_a_name() {
+        assert_eq!(unwrapped("module._orig_mod.model.norm.weight"), "model.norm.weight");
+        assert_eq!(unwrapped("base_model.model.model.norm.weight"), "model.norm.weight");
+        assert_eq!(unwrapped("modules.norm.weight"), "modules.norm.weight");
+    }
+
+    #[test]
+    fn an_output_layer_shares_the_only_embeddings() {
+        let pair = |names: &[&str]| {
+            let names: Vec<Name> = names.iter().map(|name| Name::new(*name)).collect();
+            tied_pair(names.iter()).map(|(output, to)| (output.to_string(), to.to_string()))
+        };
+        let tied = |output: &str, to: &str| Some((output.to_owned(), to.to_owned()));
+        assert_eq!(
+            pair(&["model.embed_tokens.weight", "x"]),
+            tied("lm_head.weight", "model.embed_tokens.weight")
+        );
+        assert_eq!(
+            pair(&["gpt_neox.embed_in.weight"]),
+            tied("embed_out.weight", "gpt_neox.embed_in.weight")
+        );
+        assert_eq!(pair(&["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]), None);
+        assert_eq!(pair(&["not_wte.weight"]), None);
+    }
+}

@@ -1,0 +1,479 @@
+//! The folders of a step -> a catalog: which ranks there are, what each holds, global names, tied weights.
+//!
+//! Facts from InfiniTrain 0.6.0 (`infini_train/include/nn/parallel/global.h`: ranks count tensor parallel first, then
+//! context and data parallel, then pipeline; `nn/modules/transformer/transformer.cc`: GPT-2 ties its output layer where there is
+//! one stage).
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::catalog::{Catalog, Origin, Problem, Section};
+use crate::formats::merged::insert_merged;
+use crate::formats::{Located, MissingShard, OpenError, OpenOptions};
+use crate::io::{FileId, FileSet};
+use crate::layout::rules::Rules;
+use crate::layout::{Fact, Facts, LayoutError, RankCoord, Shard, World, assemble_named};
+use crate::limits::LIMITS;
+use crate::names::Name;
+
+use super::adam::add_adam;
+use super::native::{self, NativeFile, Stop};
+use super::rules::{RULES, in_layer, is_buffer, layer_of, unwrapped};
+use super::stages::Stages;
+use super::trainer_state::{self, TrainerState};
+use super::{Content, LM_HEAD, WTE, model_file};
+
+/// The number of a rank's folder.
+fn rank_number(folder: &str) -> Option<u64> {
+    let digits = folder.strip_prefix("rank_")?;
+    let is_number = digits.len() >= 6 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().ok()).flatten()
+}
+
+/// Whether a folder has ranks' folders in it.
+pub(super) fn are_in(path: &Path) -> bool {
+    let is_rank = |entry: std::fs::DirEntry| {
+        rank_number(&entry.file_name().to_string_lossy()).is_some()
+            && (model_file(&entry.path()).is_some()
+                || entry.path().join(trainer_state::FILE).symlink_metadata().is_ok())
+    };
+    std::fs::read_dir(path).into_iter().flatten().flatten().any(is_rank)
+}
+
+/// A rank, and what there is of it.
+struct Rank {
+    coord: RankCoord,
+    /// Its folder's name; empty where it is all there is.
+    label: String,
+    folder: PathBuf,
+    model: NativeFile,
+    optimizer: Option<NativeFile>,
+}
+
+/// How the ranks of a step are laid out, and what the run says of itself.
+struct Run {
+    state: TrainerState,
+    facts: Facts,
+    world: World,
+    /// Ranks that hold the same part of the model.
+    replicas: u64,
+    problems: Vec<Problem>,
+    notes: Vec<String>,
+}
+
+/// Reads one file, whatever it is a part of.
+pub(super) fn read_single(
+    located: &Located,
+    file: &Path,
+    options: &OpenOptions,
+) -> Result<Catalog, OpenError> {
+    let folder = file.parent().unwrap_or(Path::new(""));
+    // Beside a lone file may lie what belongs to another one.
+    let is_folder = located.path.is_dir();
+    let states = is_folder.then(|| (String::new(), folder.to_path_buf()));
+    let mut run = Run::new(states.into_iter().collect(), located, options)?;
+    let World { tp, pp, .. } = run.world;
+    let is_shard = tp * pp > 1;
+    if is_shard {
+        run.notes.push(format!("one shard of tp={tp} pp={pp}, compared as the shard that it is"));
+        run.world = World { tp: 1, pp: 1, ep: 1, etp: 1, ..run.world };
+    }
+    let mut files = FileSet::default();
+    let optimizer = is_folder.then(|| optimizer_file(folder)).flatten();
+    let rank = RankFiles::add(&mut files, String::new(), folder, file, optimizer)?;
+    let rank = rank.read(&files, RankCoord::default(), options)?;
+    Ok(run.into_catalog(files, vec![rank], is_shard, located, options))
+}
+
+/// Reads all ranks of a step.
+pub(super) fn read_all(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let path = &located.path;
+    let folders = rank_folders(path)?;
+    let states = folders.values().map(|name| (name.clone(), path.join(name))).collect();
+    let mut run = Run::new(states, located, options)?;
+    if let Some(file) = model_file(path) {
+        run.notes.push(format!("{}: left out beside rank_* folders", file.display()));
+    }
+    let found: Vec<u64> = folders.keys().copied().collect();
+    let total = run.settle_replicas(&found, options, path)?;
+    let mut missing = Vec::new();
+    let mut files = FileSet::default();
+    let mut present = Vec::new();
+    for number in 0..total {
+        let coord = run.coord(number);
+        let folder =
+            path.join(folders.get(&number).cloned().unwrap_or(format!("rank_{number:06}")));
+        match model_file(&folder) {
+            Some(file) => {
+                let label = format!("rank_{number:06}");
+                let optimizer = optimizer_file(&folder);
+                let rank = RankFiles::add(&mut files, label, &folder, &file, optimizer)?;
+                present.push((coord, rank));
+            }
+            None => missing.push(MissingShard {
+                path: folder.join("model.ckpt"),
+                rank: coord,
+                why: run.sizes_text(options),
+            }),
+        }
+    }
+    if !missing.is_empty() {
+        return Err(OpenError::MissingShards { shards: missing });
+    }
+    for (number, folder) in folders.range(total..) {
+        let message = format!("is rank {number}, but {}; left out", run.sizes_text(options));
+        run.problems.push(Problem { file: Some(path.join(folder)), tensor: None, message });
+    }
+    let ranks: Vec<Rank> = present
+        .into_par_iter()
+        .map(|(coord, rank)| rank.read(&files, coord, options))
+        .collect::<Result<_, OpenError>>()?;
+    Ok(run.into_catalog(files, ranks, false, located, options))
+}
+
+/// The ranks' folders by number.
+fn rank_folders(path: &Path) -> Result<BTreeMap<u64, String>, OpenError> {
+    let io_error = |source| OpenError::Io { path: path.to_path_buf(), source };
+    let mut folders = BTreeMap::new();
+    for entry in std::fs::read_dir(path).map_err(io_error)? {
+        let name = entry.map_err(io_error)?.file_name().to_string_lossy().into_owned();
+        let Some(number) = rank_number(&name) else { continue };
+        if let Some(other) = folders.insert(number, name.clone()) {
+            let what = format!("{name} and {other} are the same rank");
+            return Err(OpenError::Content { path: path.to_path_buf(), what });
+        }
+    }
+    Ok(folders)
+}
+
+/// The optimizer's file of a rank.
+fn optimizer_file(folder: &Path) -> Option<PathBuf> {
+    let names = ["optimizer.ckpt", "optimizer.bin", "optimizer.pth"];
+    names.iter().map(|name| folder.join(name)).find(|path| path.symlink_metadata().is_ok())
+}
+
+/// The files of one rank, not yet read.
+struct RankFiles {
+    label: String,
+    folder: PathBuf,
+    model: FileId,
+    optimizer: Option<FileId>,
+}
+
+impl RankFiles {
+    fn add(
+        files: &mut FileSet,
+        label: String,
+        folder: &Path,
+        model: &Path,
+        optimizer: Option<PathBuf>,
+    ) -> Result<Self, OpenError> {
+        let mut add = |path: &Path| {
+            files.add(path).map_err(|source| OpenError::Io { path: path.to_path_buf(), source })
+        };
+        let model = add(model)?;
+        let optimizer = optimizer.map(|path| add(&path)).transpose()?;
+        Ok(Self { label, folder: folder.to_path_buf(), model, optimizer })
+    }
+
+    fn read(
+        self,
+        files: &FileSet,
+        coord: RankCoord,
+        options: &OpenOptions,
+    ) -> Result<Rank, OpenError> {
+        let model = read_native(files, self.model)?;
+        let optimizer = self.optimizer.filter(|_| options.wants(Section::Optimizer));
+        let optimizer = optimizer.map(|file| read_native(files, file)).transpose()?;
+        Ok(Rank { coord, label: self.label, folder: self.folder, model, optimizer })
+    }
+}
+
+fn read_native(files: &FileSet, file: FileId) -> Result<NativeFile, OpenError> {
+    let path = files.path(file);
+    let refuse =
+        |what: &str| Err(OpenError::Content { path: path.to_path_buf(), what: what.to_owned() });
+    let kind = match Content::of(path) {
+        Some(Content::Native(kind)) => kind,
+        Some(Content::BigEndian) => {
+            return refuse(
+                "written by a big-endian machine, which InfiniTrain's files do not allow for",
+            );
+        }
+        Some(Content::LlmC(_)) => {
+            return refuse("an llm.c file, where InfiniTrain's own was expected");
+        }
+        None if files.whole(file).len < 4 => return refuse("cut off inside its first 4 bytes"),
+        None => return refuse("does not begin with CKPT, so it is no file of InfiniTrain's"),
+    };
+    native::read(files, file, kind).map_err(|stop| match stop {
+        Stop::Io(source) => OpenError::Io { path: path.to_path_buf(), source },
+        stop => OpenError::Content { path: path.to_path_buf(), what: stop.to_string() },
+    })
+}
+
+impl Run {
+    /// What the first of these folders says of the run; others that say something else are problems.
+    fn new(
+        folders: Vec<(String, PathBuf)>,
+        located: &Located,
+        options: &OpenOptions,
+    ) -> Result<Self, OpenError> {
+        let mut states = Vec::new();
+        let mut problems = Vec::new();
+        let mut without = Vec::new();
+        let several = folders.len() > 1;
+        for (label, folder) in folders {
+            match trainer_state::read(&folder) {
+                Ok(Some(state)) => states.push((label, folder, state)),
+                Ok(None) => without.push(label),
+                Err(message) => {
+                    let file = Some(folder.join(trainer_state::FILE));
+                    problems.push(Problem { file, tensor: None, message });
+                }
+            }
+        }
+        let mut notes = Vec::new();
+        if let (Some(first), false) = (without.first(), states.is_empty()) {
+            let count = without.len();
+            notes.push(format!("no {} in {count} folders: {first}, ...", trainer_state::FILE));
+        }
+        let mut states = states.into_iter();
+        let (first, state) =
+            states.next().map_or_else(Default::default, |(label, _, state)| (label, state));
+        for (_, folder, other) in states {
+            let differs = |key: &&&str| other.get(**key) != state.get(**key);
+            if let Some(key) = SHARED.iter().find(differs) {
+                let message = format!("says another {key} than that of {first}");
+                let file = Some(folder.join(trainer_state::FILE));
+                problems.push(Problem { file, tensor: None, message });
+            }
+        }
+        let facts = Facts::new(trainer_state::facts(&state), &options.facts);
+        let in_layout = |source| OpenError::Layout { path: located.path.clone(), source };
+        for fact in ["tensor_model_parallel_size", "pipeline_model_parallel_size"] {
+            match facts.size(fact) {
+                None if several && state.is_empty() => {
+                    return Err(in_layout(LayoutError::FactMissing { fact }));
+                }
+                Some(0) => {
+                    let reason = "no run has so few ranks";
+                    return Err(in_layout(LayoutError::Refused { fact, reason }));
+                }
+                _ => {}
+            }
+        }
+        let world = World::new(&[], &facts).map_err(in_layout)?;
+        Ok(Self { state, facts, world, replicas: 1, problems, notes })
+    }
+
+    /// How many ranks hold the same; returns how many there are in all.
+    fn settle_replicas(
+        &mut self,
+        found: &[u64],
+        options: &OpenOptions,
+        path: &Path,
+    ) -> Result<u64, OpenError> {
+        let parts = self.world.tp * self.world.pp;
+        let size = |name| trainer_state::integer(&self.state, name).unwrap_or(1).max(1);
+        let said = size("ddp_size").checked_mul(size("cp_size"));
+        self.replicas = if self.state.is_empty() || is_given(options) {
+            found.last().map_or(1, |last| (last / parts).saturating_add(1))
+        } else {
+            said.unwrap_or(u64::MAX)
+        };
+        let total = parts.checked_mul(self.replicas).filter(|&total| total <= LIMITS.ranks);
+        total.ok_or_else(|| OpenError::Content {
+            path: path.to_path_buf(),
+            what: format!("{}, which is more ranks than any run has", self.sizes_text(options)),
+        })
+    }
+
+    fn coord(&self, rank: u64) -> RankCoord {
+        let tp = rank % self.world.tp;
+        let pp = rank / self.world.tp / self.replicas;
+        RankCoord { tp, pp, vp: 0, ep: 0 }
+    }
+
+    fn sizes_text(&self, options: &OpenOptions) -> String {
+        let who = if is_given(options) { "--set says" } else { "trainer_state.json says" };
+        let World { tp, pp, .. } = self.world;
+        format!(
+            "{who} tp={tp} pp={pp}, which with dp={} makes {} ranks",
+            self.replicas,
+            tp.saturating_mul(pp).saturating_mul(self.replicas)
+        )
+    }
+
+    fn into_catalog(
+        mut self,
+        files: FileSet,
+        ranks: Vec<Rank>,
+        is_shard: bool,
+        located: &Located,
+        options: &OpenOptions,
+    ) -> Catalog {
+        let shards = ranks.len();
+        let mut layout = format!("tp{} pp{}", self.world.tp, self.world.pp);
+        if self.replicas > 1 {
+            layout.push_str(&format!(" dp{}", self.replicas));
+        }
+        let stages = self.number_layers(&ranks, is_shard);
+        let mut merger = Naming { stages, left_out: 0, shards: Vec::new(), problems: Vec::new() };
+        let mut optimizers = Vec::new();
+        let has_optimizer = ranks.iter().any(|rank| rank.optimizer.is_some());
+        for rank in ranks {
+            merger.add(&files, rank.coord, rank.model);
+            match rank.optimizer {
+                Some(optimizer) => optimizers.push((rank.label, optimizer)),
+                None if has_optimizer => {
+                    let message = "missing, where other ranks have one".to_owned();
+                    let file = Some(rank.folder.join("optimizer.ckpt"));
+                    merger.problems.push(Problem { file, tensor: None, message });
+                }
+                None => {}
+            }
+        }
+        let rules = Rules::of_table(RULES, &options.rules);
+        let assembly = assemble_named(merger.shards, &self.world, &self.facts, &rules);
+        let iteration = trainer_state::integer(&self.state, "global_step").or(located.iteration);
+        let origin = Origin {
+            format: super::FORMAT.name,
+            layout,
+            iteration,
+            shards,
+            left_out: merger.left_out,
+            ..Origin::default()
+        };
+        let mut catalog = Catalog::new(origin, files);
+        catalog.notes = self.notes;
+        catalog.problems = self.problems;
+        catalog.problems.extend(merger.problems);
+        let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
+        catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
+        catalog.state = self.state.into_iter().collect();
+        if options.wants(Section::Model) {
+            let is_whole = self.world.tp == self.world.declared_tp;
+            insert_merged(&mut catalog, assembly.tensors, is_whole, &options.rules);
+            let is_whole = !is_shard && self.world.pp == 1;
+            tie_output_layer(&mut catalog, is_whole, &self.facts);
+        }
+        add_adam(&mut catalog, optimizers);
+        catalog
+    }
+
+    /// How the layers of the model are shared out, where there are several stages; notes what nobody says.
+    fn number_layers(&mut self, ranks: &[Rank], is_shard: bool) -> Option<Stages> {
+        const VPP: &str = "virtual_pipeline_model_parallel_size";
+        let mut counts: BTreeMap<u64, u64> = (0..self.world.pp).map(|stage| (stage, 0)).collect();
+        for rank in ranks {
+            let names = rank.model.tensors.iter().map(|(name, _)| unwrapped(name));
+            let layers = names.filter(|name| !is_buffer(name)).filter_map(layer_of);
+            let count = layers.map(|(index, _)| index.saturating_add(1)).max().unwrap_or(0);
+            let known = counts.entry(rank.coord.pp).or_default();
+            *known = count.max(*known);
+        }
+        let counts: Vec<u64> = counts.into_values().collect();
+        let found = counts.iter().fold(0, |sum: u64, &count| sum.saturating_add(count));
+        let declared = self.facts.size("num_layers").filter(|&layers| layers > 0);
+        if is_shard || found == 0 || found > LIMITS.layers {
+            return None;
+        }
+        let vpp = self.facts.size(VPP).map_or(1, |vpp| vpp.clamp(1, LIMITS.chunks));
+        let stages = Stages { layers: declared.unwrap_or(found), pp: self.world.pp, vpp };
+        let wanted: Vec<u64> = (0..self.world.pp).map(|stage| stages.size(stage)).collect();
+        if counts != wanted {
+            let layers = stages.layers;
+            let mut message =
+                format!("the stages hold {counts:?} layers, where {layers} layers make {wanted:?}");
+            if found != layers {
+                message.push_str("; if nothing is missing, say so with --set num_layers=");
+                message.push_str(&found.to_string());
+            }
+            self.problems.push(Problem { file: None, tensor: None, message });
+        }
+        if self.world.pp > 1
+            && self.facts.get(VPP).is_none()
+            && counts.iter().any(|&count| count > 1)
+        {
+            self.notes.push(format!(
+                "no file says how many chunks of layers a stage has: took them for one; \
+                 if there were more, say --set {VPP}=NUMBER"
+            ));
+        }
+        Some(stages)
+    }
+}
+
+/// What all ranks must agree on.
+const SHARED: [&str; 8] =
+    ["n_layer", "n_head", "n_kv_head", "n_embd", "tp_size", "pp_size", "ddp_size", "global_step"];
+
+/// Whether the command line gives the sizes of the layout.
+fn is_given(options: &OpenOptions) -> bool {
+    let sizes = ["tensor_model_parallel_size", "pipeline_model_parallel_size"];
+    options.facts.iter().any(|(name, value)| sizes.contains(&name.as_str()) && *value != Fact::None)
+}
+
+/// Gives every rank's tensors the names that they have in the model.
+struct Naming {
+    stages: Option<Stages>,
+    left_out: usize,
+    shards: Vec<(Name, Shard)>,
+    problems: Vec<Problem>,
+}
+
+impl Naming {
+    fn add(&mut self, files: &FileSet, rank: RankCoord, file: NativeFile) {
+        self.problems.extend(file.problems);
+        let mut known: HashMap<Name, Arc<str>> = HashMap::new();
+        for (stored_name, tensor) in file.tensors {
+            let name = unwrapped(&stored_name);
+            if is_buffer(name) {
+                self.left_out += 1;
+                continue;
+            }
+            let mut problem = |message: String| {
+                let file = Some(files.path(tensor.storage().file).to_path_buf());
+                self.problems.push(Problem {
+                    file,
+                    tensor: Some(stored_name.to_string()),
+                    message,
+                });
+            };
+            let name = match (layer_of(name), self.stages) {
+                (Some((index, rest)), Some(stages)) => match stages.global(rank.pp, index) {
+                    Some(global) => in_layer(global, rest),
+                    None => {
+                        problem(format!("layer {index} of a stage that should have fewer"));
+                        continue;
+                    }
+                },
+                _ => name.to_owned(),
+            };
+            let name = Name::new(name);
+            if let Some(other) = known.insert(name.clone(), Arc::clone(&stored_name)) {
+                problem(format!("also stored as {other} on the same rank"));
+                continue;
+            }
+            self.shards.push((name, Shard { name: stored_name, rank, tensor }));
+        }
+    }
+}
+
+/// GPT-2 alone has position embeddings, and with one stage it ties its output layer to the word embeddings; on several
+/// stages the two go their own ways.
+fn tie_output_layer(catalog: &mut Catalog, is_whole: bool, facts: &Facts) {
+    let is_untied = facts.get("untie_embeddings_and_output_weights") == Some(&Fact::Bool(true));
+    let has = |name| catalog.tensors.contains_key(&Name::new(name));
+    let is_gpt2 = has("transformer.wpe.weight") && has(WTE);
+    if !is_gpt2 || is_untied || !is_whole {
+        return;
+    }
+    let output = Name::new(LM_HEAD);
+    let copy = catalog.tensors.remove(&output).map(|entry| entry.tensor);
+    catalog.tie(output, Name::new(WTE), copy);
+}

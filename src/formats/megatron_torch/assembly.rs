@@ -1,0 +1,250 @@
+//! All ranks of one checkpoint -> a catalog.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::formats::merged::{insert_merged, tie_output_layer};
+use crate::formats::{Located, OpenOptions};
+use crate::io::FileSet;
+use crate::layout::rules::Rules;
+use crate::layout::{
+    Assembly, Fact, Facts, HeadOrder, LayoutError, RankCoord, Shard, World, assemble,
+    assemble_beside,
+};
+use crate::names::Name;
+use crate::tensor::StoredTensor;
+
+use super::FORMAT;
+use super::optimizer::{Kept, Param};
+use super::rank_file::{RankFile, RankOptimizer};
+
+/// All ranks of one checkpoint, on the way to a catalog.
+pub(super) struct Ranks<'a> {
+    pub located: &'a Located,
+    pub files: FileSet,
+    pub world: World,
+    pub facts: Facts,
+    pub notes: Vec<String>,
+}
+
+impl Ranks<'_> {
+    /// Where more ranks are there than `args` says, they are taken for what they are.
+    pub(super) fn note_sizes(&mut self) {
+        let sizes = [
+            ("tensor_model_parallel_size", self.world.tp),
+            ("pipeline_model_parallel_size", self.world.pp),
+            ("expert_model_parallel_size", self.world.ep),
+        ];
+        for (fact, found) in sizes {
+            if let Some(declared) = self.facts.size(fact).filter(|&declared| declared < found) {
+                self.notes
+                    .push(format!("args says {fact}={declared}, the folders make it {found}"));
+            }
+        }
+    }
+
+    pub(super) fn into_catalog(
+        self,
+        ranks: Vec<(RankCoord, RankFile)>,
+        options: &OpenOptions,
+    ) -> Catalog {
+        let Ranks { located, files, world, facts, notes } = self;
+        let chunks: BTreeSet<u64> =
+            ranks.iter().flat_map(|(_, rank)| rank.chunks.keys().copied()).collect();
+        let iteration = ranks.iter().find_map(|(_, rank)| rank.iteration).or(located.iteration);
+        let order = HeadOrder::of_version(ranks.iter().find_map(|(_, rank)| rank.version));
+        let mut shards = Vec::new();
+        let mut problems = Vec::new();
+        let mut left_out = 0;
+        let shard_files = ranks.len();
+        let mut state = BTreeMap::new();
+        let mut optimizers = Vec::new();
+        for (coord, rank) in ranks {
+            optimizers.extend(rank.optimizer.map(|optimizer| (coord, optimizer)));
+            state.extend(rank.state);
+            left_out += rank.left_out;
+            problems.extend(rank.problems);
+            if !rank.chunks.keys().eq(&chunks) {
+                problems.push(Problem {
+                    file: Some(rank.path),
+                    tensor: None,
+                    message: format!(
+                        "holds {} of the {} model chunks that other ranks hold",
+                        rank.chunks.len(),
+                        chunks.len()
+                    ),
+                });
+            }
+            for (vp, tensors) in rank.chunks {
+                let rank = RankCoord { vp, ..coord };
+                let shard = |(name, tensor)| Shard { name, rank, tensor };
+                shards.extend(tensors.into_iter().map(shard));
+            }
+        }
+        let rules = Rules::new(&options.rules);
+        let assembly = assemble(shards, &world, &facts, order, &rules);
+        let told = |(name, error): &(String, LayoutError)| (name.clone(), error.to_string());
+        let known = assembly.problems.iter().map(told).collect();
+        let origin = Origin {
+            format: FORMAT.name,
+            layout: layout_text(&world, chunks.len()),
+            iteration,
+            shards: shard_files,
+            left_out: left_out + assembly.buffers,
+            ..Origin::default()
+        };
+        let mut catalog = Catalog::new(origin, files);
+        catalog.notes = notes;
+        catalog.problems = problems;
+        state.extend(facts.of_run().map(|args| ("args".to_owned(), Fact::Map(args))));
+        catalog.state = state;
+        let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
+        catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
+        let model = if options.wants(Section::Model) { assembly.tensors } else { BTreeMap::new() };
+        let is_whole = world.tp == world.declared_tp;
+        insert_merged(&mut catalog, model, is_whole, &options.rules);
+        if options.wants(Section::Model) {
+            let copy = assembly.tied_copies.into_values().next();
+            tie_output_layer(&mut catalog, "", copy, &facts);
+        }
+        let mut assembler = Assembler { world: &world, facts: &facts, order, rules: &rules, known };
+        assembler.add_optimizer(&mut catalog, optimizers);
+        catalog
+    }
+}
+
+/// Puts together what the optimizers of all ranks keep, as the weights are.
+struct Assembler<'a> {
+    world: &'a World,
+    facts: &'a Facts,
+    order: HeadOrder,
+    rules: &'a Rules,
+    /// What was wrong with the weights, and is wrong with every state of theirs.
+    known: BTreeSet<(String, String)>,
+}
+
+impl Assembler<'_> {
+    fn add_optimizer(&mut self, catalog: &mut Catalog, ranks: Vec<(RankCoord, RankOptimizer)>) {
+        let names: BTreeSet<String> =
+            ranks.iter().flat_map(|(_, rank)| rank.states.keys().cloned()).collect();
+        let mut lacking = Lacking::default();
+        let mut without: Option<BTreeSet<Name>> = None;
+        for state in &names {
+            let assembly = self.assemble_state(state, &ranks);
+            for (name, merged) in assembly.tensors {
+                let is_vocab = merged.is_vocab && self.world.tp == self.world.declared_tp;
+                let entry = Entry { tensor: merged.tensor, is_vocab };
+                catalog.insert(of_state(state, name.as_str()), entry);
+            }
+            let copy = assembly.tied_copies.into_values().next();
+            tie_output_layer(catalog, &format!("optimizer.{state}."), copy, self.facts);
+            for (name, error) in assembly.problems {
+                if matches!(error, LayoutError::RankMissing { .. }) {
+                    lacking.note(of_state(state, &name).as_str());
+                } else if !self.known.contains(&(name.clone(), error.to_string())) {
+                    let name = of_state(state, &name);
+                    catalog.problems.push(Problem::of_tensor(name.as_str(), &error));
+                }
+            }
+            without = Some(match without {
+                None => assembly.companions_only,
+                Some(others) => others.intersection(&assembly.companions_only).cloned().collect(),
+            });
+        }
+        for name in without.into_iter().flatten() {
+            lacking.note(&format!("optimizer of {name}"));
+        }
+        // Some ranks of a run with experts have nothing to write: their file is missing only if something is.
+        let may_be_absent = self.world.ep > 1 && lacking.count == 0 && !names.is_empty();
+        for file in ranks.into_iter().filter_map(|(_, rank)| rank.missing_file) {
+            if !may_be_absent {
+                let message = "the states of this rank's distributed optimizer are not there; \
+                     compare without them with --section model";
+                let message = message.to_owned();
+                catalog.problems.push(Problem { file: Some(file), tensor: None, message });
+            }
+        }
+        catalog.problems.extend(lacking.into_problem());
+    }
+
+    fn assemble_state(&self, state: &str, ranks: &[(RankCoord, RankOptimizer)]) -> Assembly {
+        let (mut shards, mut companions) = (Vec::new(), Vec::new());
+        for (coord, rank) in ranks {
+            let kept = rank.states.get(state).into_iter().flatten();
+            let kept: BTreeMap<(u64, &str), &Kept> =
+                kept.map(|kept| ((kept.chunk, &*kept.name), kept)).collect();
+            for Param { chunk, name, weight } in &rank.params {
+                let at = RankCoord { vp: *chunk, ..*coord };
+                let shard = |tensor: &StoredTensor| Shard {
+                    name: Arc::clone(name),
+                    rank: at,
+                    tensor: tensor.clone(),
+                };
+                match kept.get(&(*chunk, &**name)) {
+                    Some(kept) => shards.push(shard(&kept.tensor)),
+                    None => companions.push(shard(weight)),
+                }
+            }
+        }
+        assemble_beside(shards, companions, self.world, self.facts, self.order, self.rules)
+    }
+}
+
+/// The name of a parameter's state.
+fn of_state(state: &str, name: &str) -> Name {
+    Name::new(format!("optimizer.{state}.{name}"))
+}
+
+/// States of which a part is not there, in one problem: a lost file takes one of every parameter's with it.
+#[derive(Default)]
+struct Lacking {
+    first: String,
+    count: usize,
+}
+
+impl Lacking {
+    fn note(&mut self, name: &str) {
+        if self.count == 0 {
+            name.clone_into(&mut self.first);
+        }
+        self.count += 1;
+    }
+
+    fn into_problem(self) -> Option<Problem> {
+        let others = match self.count.checked_sub(1)? {
+            0 => String::new(),
+            count => format!(", nor all of {count} more"),
+        };
+        Some(Problem::of_tensor(
+            self.first,
+            &format!("not all of it is stored on some rank{others}"),
+        ))
+    }
+}
+
+fn layout_text(world: &World, chunks: usize) -> String {
+    let mut text = format!("tp{} pp{}", world.tp, world.pp);
+    if chunks > 1 {
+        text.push_str(&format!(" vp{chunks}"));
+    }
+    if world.ep > 1 || world.etp != world.tp {
+        text.push_str(&format!(" ep{}", world.ep));
+    }
+    if world.etp != world.tp {
+        text.push_str(&format!(" etp{}", world.etp));
+    }
+    text
+}
+
+/// `tp=2 pp=2 ep=4 etp=1`.
+pub(super) fn sizes_text(world: &World) -> String {
+    let mut text = format!("tp={}", world.tp);
+    let axes = [("pp", world.pp, 1), ("ep", world.ep, 1), ("etp", world.etp, world.tp)];
+    for (axis, size, usual) in axes {
+        if size != usual {
+            text.push_str(&format!(" {axis}={size}"));
+        }
+    }
+    text
+}

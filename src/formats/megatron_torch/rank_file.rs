@@ -1,0 +1,246 @@
+//! What one rank's `model_optim_rng.pt` holds: model chunks, `args`, what the run says of itself, the optimizer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::catalog::Problem;
+use crate::formats::chain_text;
+use crate::formats::state::{facts_of, state_at};
+use crate::formats::torch_file::key_text;
+use crate::formats::walk::{Bounds, Excess, joined};
+use crate::io::{FileId, FileSet};
+use crate::layout::{Fact, Facts};
+use crate::limits::LIMITS;
+use crate::tensor::StoredTensor;
+use crate::torch::{TorchFile, Value, ValueId};
+
+use super::distrib_optim::Buffers;
+use super::optimizer::{
+    Chunks, Link, Param, Reader, States, numbered, params_in_order, plain_state,
+};
+
+/// What one rank's file holds.
+pub(super) struct RankFile {
+    pub path: PathBuf,
+    pub args: Option<BTreeMap<String, Fact>>,
+    pub iteration: Option<u64>,
+    pub version: Option<f64>,
+    /// What the run says of itself, `args` apart.
+    pub state: BTreeMap<String, Fact>,
+    /// By virtual pipeline stage.
+    pub chunks: Chunks,
+    /// What the optimizer keeps, where that is wanted and there.
+    pub optimizer: Option<RankOptimizer>,
+    pub left_out: usize,
+    pub problems: Vec<Problem>,
+}
+
+/// What a rank's optimizer keeps.
+pub(super) struct RankOptimizer {
+    /// All the parameters that it trains.
+    pub params: Vec<Param>,
+    /// What it keeps of them.
+    pub states: States,
+    /// Where the states should be that are missing.
+    pub missing_file: Option<PathBuf>,
+}
+
+impl RankFile {
+    pub(super) fn read(files: &FileSet, file: FileId, torch: &TorchFile) -> Self {
+        let values = torch.values();
+        let top = |key: &str| values.dict_get(torch.root(), key);
+        let path = files.path(file);
+        let mut bounds = Bounds::new(path);
+        let mut rank = Self {
+            path: path.to_path_buf(),
+            args: top("args").and_then(|args| facts_of(torch, args, &mut bounds)),
+            iteration: top("iteration").and_then(|id| values.as_u64(id)),
+            version: top("checkpoint_version").and_then(|id| values.as_f64(id)),
+            state: state_at_top(torch),
+            chunks: BTreeMap::new(),
+            optimizer: None,
+            left_out: 0,
+            problems: Vec::new(),
+        };
+        match values.mapping(torch.root()) {
+            None => bounds.problem("", "the file holds no dict with a model in it"),
+            Some(entries) => rank.read_chunks(torch, entries, &mut bounds),
+        }
+        rank.problems.extend(bounds.into_problems());
+        rank
+    }
+
+    /// Reads `model`, or `model0` and those that follow it.
+    fn read_chunks(
+        &mut self,
+        torch: &TorchFile,
+        entries: impl Iterator<Item = (ValueId, ValueId)>,
+        bounds: &mut Bounds,
+    ) {
+        for (key, model) in entries {
+            let Some(chunk) = torch.values().as_str(key).and_then(chunk_number) else { continue };
+            let mut walk = Walk { torch, bounds, left_out: 0, tensors: Vec::new() };
+            if let Err(excess) = walk.collect("", model, 0) {
+                // What was found so far is a part of nobody knows what.
+                bounds.problem("", format_args!("the model in this file has {excess}"));
+                self.chunks.clear();
+                return;
+            }
+            self.left_out += walk.left_out;
+            if self.chunks.insert(chunk, walk.tensors).is_some() {
+                bounds.problem("", "holds two models of the same number, `model` and `model0`");
+            }
+        }
+        if self.chunks.is_empty() {
+            bounds.problem("", "no `model` in this file");
+        }
+        if let Some(first) = self.chunks.split_off(&LIMITS.chunks).keys().next() {
+            bounds.problem("", format_args!("holds model{first}: no run has so many model chunks"));
+        }
+    }
+
+    /// Reads what the optimizer keeps: all of it is in this file, or its tensors are in `distrib_optim.pt` beside it.
+    pub(super) fn read_optimizer(
+        &mut self,
+        files: &FileSet,
+        torch: &TorchFile,
+        beside: Option<FileId>,
+        given: &[(String, Fact)],
+    ) {
+        let values = torch.values();
+        let id = values.dict_get(torch.root(), OPTIMIZER);
+        let Some(id) = id.filter(|id| !values.is_none(*id)) else { return };
+        self.state.insert(OPTIMIZER.to_owned(), plain_state(torch, id));
+        let params = params_in_order(&self.chunks);
+        let facts = Facts::new(self.args.clone().unwrap_or_default(), given);
+        let mut bounds = Bounds::new(&self.path);
+        let mut reader = Reader { torch, bounds: &mut bounds, left_out: 0 };
+        let mut rank = RankOptimizer { params, states: States::new(), missing_file: None };
+        match reader.links(id) {
+            Err(error) => bounds.problem("", format_args!("{UNMATCHED}: {error}")),
+            Ok(links) => {
+                self.left_out += reader.left_out;
+                if links.iter().any(|link| link.is_distributed) {
+                    match beside {
+                        None => rank.missing_file = Some(self.path.with_file_name(DISTRIBUTED)),
+                        Some(file) => {
+                            let (states, problems) =
+                                read_buffers(files, file, &links, &rank.params, &facts);
+                            rank.states = states;
+                            self.problems.extend(problems);
+                        }
+                    }
+                } else {
+                    match numbered(&links, &rank.params) {
+                        Ok(states) => rank.states = states,
+                        Err(error) => bounds.problem("", format_args!("{UNMATCHED}: {error}")),
+                    }
+                }
+            }
+        }
+        self.problems.extend(bounds.into_problems());
+        self.optimizer = Some(rank);
+    }
+
+    pub(super) fn dense_names(&self) -> BTreeSet<&str> {
+        let names = self.chunks.values().flatten().map(|(name, _)| &**name);
+        names.filter(|name| !name.contains("experts.")).collect()
+    }
+}
+
+/// The key of the optimizer at the top of a file.
+const OPTIMIZER: &str = "optimizer";
+
+/// Where a distributed optimizer keeps its tensors.
+pub(super) const DISTRIBUTED: &str = "distrib_optim.pt";
+
+const UNMATCHED: &str = "optimizer state cannot be matched to parameters";
+
+/// Reads `distrib_optim.pt`. One that cannot be read leaves the weights to compare.
+fn read_buffers(
+    files: &FileSet,
+    file: FileId,
+    links: &[Link],
+    params: &[Param],
+    facts: &Facts,
+) -> (States, Vec<Problem>) {
+    let mut bounds = Bounds::new(files.path(file));
+    let states = match TorchFile::open(files, files.whole(file)) {
+        Err(error) => Err(chain_text(&error)),
+        Ok(torch) => {
+            let mut buffers = Buffers { torch: &torch, facts, params, bounds: &mut bounds };
+            buffers.read(links).map_err(|error| format!("{UNMATCHED}: {error}"))
+        }
+    };
+    let states = states.unwrap_or_else(|error| {
+        bounds.problem("", error);
+        States::new()
+    });
+    (states, bounds.into_problems())
+}
+
+/// Everything at the top but models, optimizers and `args`.
+fn state_at_top(torch: &TorchFile) -> BTreeMap<String, Fact> {
+    state_at(torch, torch.root(), |key| {
+        chunk_number(key).is_none() && !key.ends_with("_model") && key != OPTIMIZER && key != "args"
+    })
+}
+
+/// `model` is the only chunk, `model0`, `model1`, ... are virtual pipeline stages. `ema_model` and the like are no model.
+fn chunk_number(key: &str) -> Option<u64> {
+    let digits = key.strip_prefix("model")?;
+    if digits.is_empty() {
+        return Some(0);
+    }
+    let is_number = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().ok()).flatten()
+}
+
+/// Collects the tensors of a nest of dicts under dotted names.
+struct Walk<'a> {
+    torch: &'a TorchFile,
+    bounds: &'a mut Bounds,
+    left_out: usize,
+    tensors: Vec<(Arc<str>, StoredTensor)>,
+}
+
+impl Walk<'_> {
+    fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), Excess> {
+        self.bounds.enter(name, depth)?;
+        let values = self.torch.values();
+        let is_extra_state =
+            name.rsplit('.').next().is_some_and(|last| last.starts_with("_extra_state"));
+        if is_extra_state {
+            self.left_out += 1;
+            return Ok(());
+        }
+        match self.torch.tensor(id) {
+            Ok(Some(tensor)) => {
+                self.tensors.push((name.into(), tensor));
+                return Ok(());
+            }
+            Err(error) => {
+                self.bounds.problem(name, error);
+                return Ok(());
+            }
+            Ok(None) => {}
+        }
+        if let Some(members) = values.mapping(id) {
+            for (key, member) in members {
+                let name = joined(name, &key_text(self.torch, key));
+                self.collect(&name, member, depth + 1)?;
+            }
+            return Ok(());
+        }
+        match values.get(id) {
+            Value::Call(_) => {
+                let class = values.class_name(id).unwrap_or_else(|| "an object".to_owned());
+                let message = format!("holds {class}, which is no tensor that can be read");
+                self.bounds.problem(name, message);
+            }
+            _ => self.left_out += 1,
+        }
+        Ok(())
+    }
+}
