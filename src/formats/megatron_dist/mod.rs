@@ -135,19 +135,20 @@ enum Key<'k> {
     Weight(&'k str),
     /// A state of the optimizer for a parameter.
     State { state: &'k str, name: &'k str },
-    /// A state of the optimizer for all the parameters of a bucket.
-    Bucket { state: &'k str, bucket: &'k str },
+    /// A state of the optimizer for all the parameters of a bucket. Each of several optimizers counts its buckets from 0.
+    Bucket { chain: &'k str, state: &'k str, bucket: &'k str },
     /// Something else of the optimizer.
     Optimizer(&'k str),
 }
 
 /// `[chained_<k>.]optimizer.state.<state>.<parameter>`, `[chained_<k>.]optimizer.distributed.<bucket>.<state>`, else a weight.
 fn parse(key: &str) -> Key<'_> {
-    let unchained = key.strip_prefix("chained_").and_then(|rest| {
-        let (number, rest) = rest.split_once('.')?;
-        number.bytes().all(|byte| byte.is_ascii_digit()).then_some(rest)
+    let chain = key.strip_prefix("chained_").and_then(|rest| {
+        let digits = rest.find('.').filter(|&end| rest[..end].bytes().all(|c| c.is_ascii_digit()));
+        digits.map(|digits| &key[..="chained_".len() + digits])
     });
-    let Some(of_optimizer) = unchained.unwrap_or(key).strip_prefix("optimizer.") else {
+    let chain = chain.unwrap_or("");
+    let Some(of_optimizer) = key[chain.len()..].strip_prefix("optimizer.") else {
         return Key::Weight(key);
     };
     if let Some((state, name)) =
@@ -157,7 +158,7 @@ fn parse(key: &str) -> Key<'_> {
     }
     match of_optimizer.rsplit_once('.') {
         Some((bucket, state)) if bucket.starts_with("distributed.") => {
-            Key::Bucket { state, bucket }
+            Key::Bucket { chain, state, bucket }
         }
         _ => Key::Optimizer(of_optimizer),
     }
@@ -190,8 +191,8 @@ fn into_catalog(
             Key::Weight(name) => (None, name),
             _ if !wants_optimizer => continue,
             Key::State { state, name } => (Some(state_name(state).into()), name),
-            Key::Bucket { state, bucket } => {
-                let name = format!("optimizer.{}.{bucket}", state_name(state));
+            Key::Bucket { chain, state, bucket } => {
+                let name = format!("optimizer.{}.{chain}{bucket}", state_name(state));
                 buckets.tensors.push((Name::new(name), tensor));
                 continue;
             }
@@ -205,10 +206,8 @@ fn into_catalog(
         globals.push(Global { stored_name: Arc::clone(&key), state, name, tensor, flattened });
     }
     if wants_optimizer {
-        let has_states = |key: &&String| match parse(key) {
-            Key::Bucket { state, .. } => state.starts_with("param_state/"),
-            _ => false,
-        };
+        let has_states =
+            |key: &&String| key.contains("optimizer.distributed.") && key.contains(".param_state/");
         buckets.nameless = objects.iter().filter(has_states).cloned().collect();
     }
     let rules = Rules::new(&options.rules);
@@ -255,7 +254,12 @@ fn add_buckets(catalog: &mut Catalog, buckets: Buckets, sharding: Option<&str>) 
         ));
     }
     for (name, tensor) in buckets.tensors {
-        catalog.insert(name, Entry { tensor, is_vocab: false });
+        if catalog.tensors.contains_key(&name) {
+            let message = "two tensors of the optimizer go by this name";
+            catalog.problems.push(Problem::of_tensor(name.as_str(), &message));
+        } else {
+            catalog.insert(name, Entry { tensor, is_vocab: false });
+        }
     }
     for key in buckets.nameless {
         let message = format!(
@@ -297,8 +301,9 @@ mod tests {
                 state("fp32_param", "decoder.layers.mlp.linear_fc1.weight"),
             ),
             (
-                "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1.exp_avg",
+                "chained_1.optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1.exp_avg",
                 Key::Bucket {
+                    chain: "chained_1.",
                     state: "exp_avg",
                     bucket: "distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1",
                 },
