@@ -1,10 +1,10 @@
-//! Merged parameters into a catalog: what is to be said of those that no rule knows, and tied ones.
+//! Merged parameters into a catalog, with what is to be said of those that no rule knows, and of tied ones.
 
 use std::collections::BTreeMap;
 
 use crate::catalog::{Catalog, Entry};
 use crate::layout::rules::UserRule;
-use crate::layout::{Facts, Merged, World};
+use crate::layout::{Facts, Merged};
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
@@ -12,7 +12,7 @@ use crate::tensor::LogicalTensor;
 pub(super) fn insert_merged(
     catalog: &mut Catalog,
     model: BTreeMap<Name, Merged>,
-    world: &World,
+    is_whole: bool,
     rules: &[UserRule],
 ) {
     let mut unruled = Vec::new();
@@ -21,7 +21,7 @@ pub(super) fn insert_merged(
             unruled.push(name.to_string());
         }
         // The rows of a shard on its own are not all there are, so fewer of them are no padding.
-        let is_vocab = merged.is_vocab && world.tp == world.declared_tp;
+        let is_vocab = merged.is_vocab && is_whole;
         catalog.insert(name, Entry { tensor: merged.tensor, is_vocab });
     }
     if let Some(first) = unruled.first() {

@@ -227,6 +227,17 @@ fn missing_text(shards: &[MissingShard]) -> String {
     lines.join("\n")
 }
 
+/// An error and its causes in one line.
+fn chain_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
 /// Opens a checkpoint: finds it, tells its format, reads everything but the elements of its tensors.
 ///
 /// # Errors

@@ -133,7 +133,7 @@ impl Unbinder {
                 continue;
             }
             let tensor = match flattened {
-                Some(shape) => unflattened(tensor, &shape)?,
+                Some(shape) => unflattened(&tensor, &shape)?,
                 None => tensor,
             };
             let bytes = name.len() + PART + ENTRY * tensor.pieces().len();
@@ -163,7 +163,7 @@ impl Unbinder {
         // An axis cut so that each fragment holds one index is the same axis before and after; another one is not.
         let (tensor, flattened) = match flattened {
             Some(shape) if tensor.shape().first() != shape.first() => {
-                (unflattened(tensor, &shape)?, None)
+                (unflattened(&tensor, &shape)?, None)
             }
             other => (tensor, other),
         };
@@ -211,7 +211,7 @@ fn missing_index(name: &str) -> Option<usize> {
 
 /// A tensor of this shape from a grid of flattened parts of it: of shape `[X/x, Y/y, x*y]` for `[X, Y]` in parts of `[x, y]`
 /// (`nd_reformulated_orig_global_shape`, core 0.8 to 0.15).
-fn unflattened(tensor: LogicalTensor, shape: &[u64]) -> Result<LogicalTensor, LayoutError> {
+fn unflattened(tensor: &LogicalTensor, shape: &[u64]) -> Result<LogicalTensor, LayoutError> {
     /// Far more than layers, experts, rows, columns and the width of a convolution.
     const MOST_AXES: usize = 8;
     let no_grid = || LayoutError::NoGrid { shape: tensor.shape().to_vec(), wanted: shape.to_vec() };
@@ -264,7 +264,7 @@ fn joined(parts: Parts, assembly: &mut Assembly) -> Parts {
         let stored_name = labels.values().next().map(|part| part.stored_name.to_string());
         let joined = match whole.get(&key) {
             Some(other) => Err(LayoutError::Duplicate { other: other.stored_name.to_string() }),
-            None => in_order(sections, labels).and_then(|parts| join_sections(parts)),
+            None => in_order(sections, labels).and_then(join_sections),
         };
         match joined {
             Ok(part) => {
@@ -343,13 +343,13 @@ impl Finisher<'_> {
         part: Part,
         assembly: &mut Assembly,
     ) -> Result<(), LayoutError> {
-        let (name, is_tied_copy) = match self.dialect.canonical(name) {
+        let name = match self.dialect.canonical(name) {
             Canonical::Buffer => {
                 assembly.buffers += 1;
                 return Ok(());
             }
-            Canonical::TiedCopy(name) => (name, true),
-            Canonical::Parameter(name) => (self.numbered(name), false),
+            Canonical::TiedCopy(name) => name,
+            Canonical::Parameter(name) => self.numbered(name),
         };
         if let Some(what) = excessive_index(&name) {
             return Err(LayoutError::IndexTooLarge { what });
@@ -366,10 +366,6 @@ impl Finisher<'_> {
             Some(state) => format!("optimizer.{state}.{name}"),
             None => name,
         });
-        if is_tied_copy {
-            assembly.tied_copies.insert(name, tensor);
-            return Ok(());
-        }
         match assembly.tensors.get_mut(&name) {
             // A module registered under two names, as T5's output layer is: both must hold the same.
             Some(merged) => merged.tensor.add_copy(tensor)?,

@@ -366,7 +366,8 @@ impl Run {
         catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
         catalog.state = self.state.into_iter().collect();
         if options.wants(Section::Model) {
-            insert_merged(&mut catalog, assembly.tensors, &self.world, &options.rules);
+            let is_whole = self.world.tp == self.world.declared_tp;
+            insert_merged(&mut catalog, assembly.tensors, is_whole, &options.rules);
             let is_whole = !is_shard && self.world.pp == 1;
             tie_output_layer(&mut catalog, is_whole, &self.facts);
         }

@@ -6,7 +6,8 @@ use crate::catalog::Problem;
 use crate::dcp::{Checkpoint, Fault, Metadata};
 use crate::io::FileSet;
 
-use super::{Common, Found, Stored, in_full};
+use super::{Common, Found, Stored};
+use crate::formats::chain_text;
 
 /// Looks up the tensors and objects that are wanted; what the run says of itself is still to be read from them.
 pub(super) fn open(
@@ -31,7 +32,7 @@ pub(super) fn open(
                 tensors.push(Stored { key, tensor, flattened });
             }
             Err(fault) => {
-                let message = in_full(&fault);
+                let message = chain_text(&fault);
                 problems.push(Problem { file: None, tensor: Some(key.to_string()), message });
             }
         }

@@ -8,20 +8,20 @@ use crate::catalog::{Catalog, Problem, Section};
 use crate::dcp::{Checkpoint, Metadata};
 use crate::io::FileSet;
 
-use super::super::state::{facts_of, state_of};
-use super::super::walk::Bounds;
-use super::super::{Format, Located, OpenError, OpenOptions};
-use super::{Common, Key, dcp, in_full, into_catalog, torch_dist};
+use super::{Common, Key, dcp, into_catalog, torch_dist};
+use crate::formats::state::{facts_of, state_of};
+use crate::formats::walk::Bounds;
+use crate::formats::{Format, Located, OpenError, OpenOptions, chain_text};
 
 /// `megatron-fsdp`: its files are those of any distributed checkpoint, so only the names of its tensors tell it.
-pub(in super::super) const FORMAT: Format =
+pub(in crate::formats) const FORMAT: Format =
     Format { name: "megatron-fsdp", detect: |_| false, read };
 
 /// Linears by Megatron's own names.
 const LINEARS: [&str; 4] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"];
 
 /// Whether a distributed checkpoint without `metadata.json` is Megatron's, as its keys tell.
-pub(in super::super) fn claims(metadata: &Metadata, folder: &Path) -> bool {
+pub(in crate::formats) fn claims(metadata: &Metadata, folder: &Path) -> bool {
     torch_dist::claims(metadata, folder)
         || metadata.tensors.keys().any(|key| {
             let mut components = key.split('.');
@@ -36,7 +36,7 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
 }
 
 /// Reads a checkpoint that is Megatron's, as [`claims`] says of its metadata.
-pub(in super::super) fn read_with(
+pub(in crate::formats) fn read_with(
     metadata: Metadata,
     files: FileSet,
     located: &Located,
@@ -94,7 +94,7 @@ fn of_objects(
         let torch = match checkpoint.object(key, files) {
             Ok(torch) => torch,
             Err(error) => {
-                let message = in_full(&error);
+                let message = chain_text(&error);
                 problems.push(Problem { file: None, tensor: Some(key.clone()), message });
                 continue;
             }

@@ -9,7 +9,7 @@ pub(super) mod fsdp;
 pub(super) mod torch_dist;
 pub(super) mod zarr;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,10 +22,11 @@ use crate::names::megatron::without_wrappers;
 use crate::tensor::LogicalTensor;
 use crate::torch::{TorchFile, ValueId};
 
-use super::merged::tie_output_layer;
+use super::megatron_torch::state_name;
+use super::merged::{insert_merged, tie_output_layer};
 use super::state::{facts_of, state_at};
 use super::walk::Bounds;
-use super::{Located, OpenOptions};
+use super::{Located, OpenOptions, chain_text};
 
 /// The file that says which backend wrote a checkpoint. It is written last.
 const METADATA: &str = "metadata.json";
@@ -99,7 +100,9 @@ impl Common {
         path.symlink_metadata().ok()?;
         let mut bounds = Bounds::new(&path);
         let torch = match files.add(&path) {
-            Ok(file) => TorchFile::open(files, files.whole(file)).map_err(|error| in_full(&error)),
+            Ok(file) => {
+                TorchFile::open(files, files.whole(file)).map_err(|error| chain_text(&error))
+            }
             Err(error) => Err(error.to_string()),
         };
         match torch {
@@ -125,17 +128,6 @@ impl Common {
     }
 }
 
-/// An error and its causes.
-fn in_full(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
-}
-
 /// What a key names.
 #[derive(Debug, PartialEq, Eq)]
 enum Key<'k> {
@@ -143,19 +135,20 @@ enum Key<'k> {
     Weight(&'k str),
     /// A state of the optimizer for a parameter.
     State { state: &'k str, name: &'k str },
-    /// A state of the optimizer for all the parameters of a bucket.
-    Bucket { state: &'k str, bucket: &'k str },
+    /// A state of the optimizer for all the parameters of a bucket. Each of several optimizers counts its buckets from 0.
+    Bucket { chain: &'k str, state: &'k str, bucket: &'k str },
     /// Something else of the optimizer.
     Optimizer(&'k str),
 }
 
 /// `[chained_<k>.]optimizer.state.<state>.<parameter>`, `[chained_<k>.]optimizer.distributed.<bucket>.<state>`, else a weight.
 fn parse(key: &str) -> Key<'_> {
-    let unchained = key.strip_prefix("chained_").and_then(|rest| {
-        let (number, rest) = rest.split_once('.')?;
-        number.bytes().all(|byte| byte.is_ascii_digit()).then_some(rest)
+    let chain = key.strip_prefix("chained_").and_then(|rest| {
+        let digits = rest.find('.').filter(|&end| rest[..end].bytes().all(|c| c.is_ascii_digit()));
+        digits.map(|digits| &key[..="chained_".len() + digits])
     });
-    let Some(of_optimizer) = unchained.unwrap_or(key).strip_prefix("optimizer.") else {
+    let chain = chain.unwrap_or("");
+    let Some(of_optimizer) = key[chain.len()..].strip_prefix("optimizer.") else {
         return Key::Weight(key);
     };
     if let Some((state, name)) =
@@ -165,7 +158,7 @@ fn parse(key: &str) -> Key<'_> {
     }
     match of_optimizer.rsplit_once('.') {
         Some((bucket, state)) if bucket.starts_with("distributed.") => {
-            Key::Bucket { state, bucket }
+            Key::Bucket { chain, state, bucket }
         }
         _ => Key::Optimizer(of_optimizer),
     }
@@ -192,13 +185,15 @@ fn into_catalog(
     let wants_optimizer = options.wants(Section::Optimizer);
     let mut buckets = Buckets::default();
     let mut globals = Vec::new();
+    let mut states: BTreeSet<Arc<str>> = BTreeSet::new();
     for Stored { key, tensor, flattened } in tensors {
         let (state, name) = match parse(&key) {
             Key::Weight(name) => (None, name),
             _ if !wants_optimizer => continue,
-            Key::State { state, name } => (Some(state.into()), name),
-            Key::Bucket { state, bucket } => {
-                buckets.tensors.push((Name::new(format!("optimizer.{state}.{bucket}")), tensor));
+            Key::State { state, name } => (Some(state_name(state).into()), name),
+            Key::Bucket { chain, state, bucket } => {
+                let name = format!("optimizer.{}.{chain}{bucket}", state_name(state));
+                buckets.tensors.push((Name::new(name), tensor));
                 continue;
             }
             Key::Optimizer(rest) => {
@@ -206,14 +201,13 @@ fn into_catalog(
                 continue;
             }
         };
+        states.extend(state.clone());
         let name = without_wrappers(name).to_owned();
         globals.push(Global { stored_name: Arc::clone(&key), state, name, tensor, flattened });
     }
     if wants_optimizer {
-        let has_states = |key: &&String| match parse(key) {
-            Key::Bucket { state, .. } => state.starts_with("param_state/"),
-            _ => false,
-        };
+        let has_states =
+            |key: &&String| key.contains("optimizer.distributed.") && key.contains(".param_state/");
         buckets.nameless = objects.iter().filter(has_states).cloned().collect();
     }
     let rules = Rules::new(&options.rules);
@@ -235,15 +229,14 @@ fn into_catalog(
     for (name, error) in assembly.problems {
         catalog.problems.push(Problem::of_tensor(name, &error));
     }
-    for (name, merged) in assembly.tensors {
-        if options.wants(Section::of(name.as_str())) {
-            catalog.insert(name, Entry { tensor: merged.tensor, is_vocab: merged.is_vocab });
-        }
-    }
+    let mut merged = assembly.tensors;
+    merged.retain(|name, _| options.wants(Section::of(name.as_str())));
+    insert_merged(&mut catalog, merged, true, &options.rules);
     add_buckets(&mut catalog, buckets, sharding.as_deref());
-    if options.wants(Section::Model) {
-        let copy = assembly.tied_copies.into_values().next();
-        tie_output_layer(&mut catalog, "", copy, &facts);
+    let prefixes = states.iter().map(|state| format!("optimizer.{state}."));
+    let model = options.wants(Section::Model).then(String::new);
+    for prefix in model.into_iter().chain(prefixes) {
+        tie_output_layer(&mut catalog, &prefix, None, &facts);
     }
     if located.path.join(MODELOPT).is_dir() {
         catalog.notes.push(format!("left out {MODELOPT}, which is no part of the model"));
@@ -261,7 +254,12 @@ fn add_buckets(catalog: &mut Catalog, buckets: Buckets, sharding: Option<&str>) 
         ));
     }
     for (name, tensor) in buckets.tensors {
-        catalog.insert(name, Entry { tensor, is_vocab: false });
+        if catalog.tensors.contains_key(&name) {
+            let message = "two tensors of the optimizer go by this name";
+            catalog.problems.push(Problem::of_tensor(name.as_str(), &message));
+        } else {
+            catalog.insert(name, Entry { tensor, is_vocab: false });
+        }
     }
     for key in buckets.nameless {
         let message = format!(
@@ -303,8 +301,9 @@ mod tests {
                 state("fp32_param", "decoder.layers.mlp.linear_fc1.weight"),
             ),
             (
-                "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1.exp_avg",
+                "chained_1.optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1.exp_avg",
                 Key::Bucket {
+                    chain: "chained_1.",
                     state: "exp_avg",
                     bucket: "distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1",
                 },

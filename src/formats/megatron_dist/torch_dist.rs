@@ -6,11 +6,11 @@ use crate::catalog::{Catalog, Problem, Section};
 use crate::dcp::{Checkpoint, METADATA as DCP_METADATA, Metadata};
 use crate::io::FileSet;
 
-use super::super::{Format, Located, OpenError, OpenOptions};
-use super::{COMMON, Common, Found, Key, METADATA, backend, dcp, in_full, into_catalog, parse};
+use super::{COMMON, Common, Found, Key, METADATA, backend, dcp, into_catalog, parse};
+use crate::formats::{Format, Located, OpenError, OpenOptions, chain_text};
 
 /// `megatron-torch_dist`: `metadata.json` says `torch_dist`.
-pub(in super::super) const FORMAT: Format = Format { name: "megatron-torch_dist", detect, read };
+pub(in crate::formats) const FORMAT: Format = Format { name: "megatron-torch_dist", detect, read };
 
 /// The object that is `common.pt` since core 0.19.
 const COMMON_OBJECT: &str = "common_state/";
@@ -66,7 +66,7 @@ fn of_object(checkpoint: &Checkpoint, found: &Found, folder: &Path) -> (Common, 
     let problem = |message: String| Problem { file: None, tensor: Some(key.clone()), message };
     let torch = match checkpoint.object(key, &found.files) {
         Ok(torch) => torch,
-        Err(error) => return (Common::default(), vec![problem(in_full(&error))]),
+        Err(error) => return (Common::default(), vec![problem(chain_text(&error))]),
     };
     let first = torch.values().sequence(torch.root()).and_then(|mut members| members.next());
     Common::read(&torch, first.unwrap_or(torch.root()), &folder.join(key))

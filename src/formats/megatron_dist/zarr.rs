@@ -6,11 +6,11 @@ use crate::catalog::{Catalog, Problem};
 use crate::io::FileSet;
 use crate::zarr::{self, HEADER};
 
-use super::super::{Format, Located, OpenError, OpenOptions};
 use super::{Common, Found, MODELOPT, Stored, backend, into_catalog, parse};
+use crate::formats::{Format, Located, OpenError, OpenOptions};
 
 /// `megatron-zarr`: `metadata.json` says `zarr`.
-pub(in super::super) const FORMAT: Format = Format { name: "megatron-zarr", detect, read };
+pub(in crate::formats) const FORMAT: Format = Format { name: "megatron-zarr", detect, read };
 
 fn detect(path: &Path) -> bool {
     backend(path).as_deref() == Some("zarr")

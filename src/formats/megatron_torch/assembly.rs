@@ -102,7 +102,8 @@ impl Ranks<'_> {
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
         catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
         let model = if options.wants(Section::Model) { assembly.tensors } else { BTreeMap::new() };
-        insert_merged(&mut catalog, model, &world, &options.rules);
+        let is_whole = world.tp == world.declared_tp;
+        insert_merged(&mut catalog, model, is_whole, &options.rules);
         if options.wants(Section::Model) {
             let copy = assembly.tied_copies.into_values().next();
             tie_output_layer(&mut catalog, "", copy, &facts);

@@ -23,6 +23,7 @@ use crate::names::printable;
 use crate::torch::TorchFile;
 
 use self::assembly::{Ranks, sizes_text};
+pub(super) use self::optimizer::state_name;
 use self::rank_file::{DISTRIBUTED, RankFile};
 use super::{Format, Located, MissingShard, OpenError, OpenOptions};
 

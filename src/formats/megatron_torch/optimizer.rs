@@ -103,7 +103,7 @@ pub(super) struct Kept {
 pub(super) type States = BTreeMap<String, Vec<Kept>>;
 
 /// The name of a state, whatever the optimizer calls it.
-pub(super) fn state_name(stored: &str) -> &str {
+pub(in crate::formats) fn state_name(stored: &str) -> &str {
     match stored {
         "param" | "master_param" => "fp32_param",
         other => other,

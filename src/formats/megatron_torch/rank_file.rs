@@ -1,11 +1,11 @@
 //! What one rank's `model_optim_rng.pt` holds: model chunks, `args`, what the run says of itself, the optimizer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::path::PathBuf;
 
 use crate::catalog::Problem;
 use crate::dtype::Dtype;
+use crate::formats::chain_text;
 use crate::formats::state::{facts_of, state_at};
 use crate::formats::walk::{Bounds, TensorWalk};
 use crate::io::{FileId, FileSet};
@@ -207,17 +207,6 @@ fn scalar(files: &FileSet, tensor: &StoredTensor) -> Option<u64> {
     // Counters are whole; what is none is no counter.
     let whole = steps >= 0.0 && steps.fract() == 0.0 && steps < 9e15;
     whole.then(|| format!("{steps:.0}").parse().ok()).flatten()
-}
-
-/// An error and its causes in one line.
-fn chain_text(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
 
 /// Everything at the top but models, optimizers and `args`.

@@ -208,7 +208,7 @@ fn placeholder_layers_are_not_counted() {
 fn a_grid_of_flattened_parts_is_the_parameter_again() {
     // [4, 6] in parts of [2, 3], each flat.
     let flat = numbered(&[2, 2, 6]);
-    let whole = unflattened(flat, &[4, 6]).unwrap();
+    let whole = unflattened(&flat, &[4, 6]).unwrap();
     let expected = [
         [0, 1, 2, 6, 7, 8],
         [3, 4, 5, 9, 10, 11],
@@ -216,9 +216,9 @@ fn a_grid_of_flattened_parts_is_the_parameter_again() {
         [15, 16, 17, 21, 22, 23],
     ];
     assert_eq!(places(&whole), expected.concat());
-    assert_eq!(places(&unflattened(numbered(&[3, 2]), &[6]).unwrap()), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(places(&unflattened(&numbered(&[3, 2]), &[6]).unwrap()), [0, 1, 2, 3, 4, 5]);
     for (stored, wanted) in [(&[2, 2, 6][..], &[4, 5][..]), (&[2, 2, 5], &[4, 6]), (&[4], &[])] {
-        let error = unflattened(numbered(stored), wanted).unwrap_err();
+        let error = unflattened(&numbered(stored), wanted).unwrap_err();
         assert!(matches!(error, LayoutError::NoGrid { .. }), "{stored:?} {wanted:?}: {error}");
     }
 }
