@@ -45,8 +45,10 @@
 //! | [`cli`], [`run`] | typed flags; the pipeline on one screen |
 //!
 //! Where to go for a change: a new format is a file and a row in [`formats`]; a new layout rule is a line in
-//! [`layout::rules`]; a new spelling of a name is a line in [`names::megatron`]; a tensor that is stored fused is a row in
-//! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is a row in [`compare::metrics`]; a new output is a file in [`report`].
+//! [`layout::rules`]; a new grouping or packing of an optimizer is a rule in `formats/megatron_torch/groups.rs` or
+//! `buffer_plan.rs`; a new spelling of a name is a line in [`names::megatron`]; a tensor that is stored fused is a row in
+//! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is
+//! a row in [`compare::metrics`]; a new output is a file in [`report`].
 //!
 //! # Invariants
 //!

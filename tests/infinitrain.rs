@@ -240,6 +240,11 @@ fn each_damage_of_a_file_is_named_with_its_place() {
         ("nothing", Box::new(Vec::clear), &["cut off inside its first 4 bytes"]),
         ("magic", Box::new(|bytes| bytes[0] = b'X'), &["does not begin with CKPT"]),
         ("big-endian", Box::new(|bytes| bytes[..4].reverse()), &["big-endian"]),
+        (
+            "pointer",
+            Box::new(|bytes| *bytes = b"version https://git-lfs.github.com/spec/v1\n".to_vec()),
+            &["git lfs pull"],
+        ),
         ("version", Box::new(|bytes| bytes[4] = 2), &["version 2", "only version 1"]),
         (
             "cut",
@@ -594,4 +599,23 @@ fn a_rank_that_is_no_folder_or_no_file_is_refused() {
     compare(&odd.path(), &infinitrain("gpt2/native")).refuses(&["rank_000001/model.ckpt"]);
     let run: Run = compare(&infinitrain("gpt2/native"), &infinitrain("gpt2"));
     run.refuses(&["b: ", "no checkpoint here", "checkpoint_step_*"]);
+}
+
+#[test]
+fn a_file_that_claims_more_than_any_model_has_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("zeros.bin");
+    let sparse = |head: &[u8], len: u64| {
+        fs::write(&file, head).unwrap();
+        fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(len).unwrap();
+        compare(&file, &file)
+    };
+    let tensors = [b"CKPT", &1_u32.to_le_bytes()[..], &u32::MAX.to_le_bytes()].concat();
+    sparse(&tensors, 64 << 20)
+        .refuses(&["zeros.bin: a second tensor of this name", "more problems"]);
+    // 300,000 layers of one column: 25 numbers each, and the rest of the model.
+    let layers: u32 = 300_000;
+    let header = [20_240_326_u32, 3, 1, 1, layers, 1, 1, 1].map(u32::to_le_bytes).concat();
+    let len = 1024 + 4 * (25 * u64::from(layers) + 4);
+    sparse(&header, len).refuses(&["zeros.bin", "more entries than any model has"]);
 }

@@ -6,7 +6,8 @@
 //!
 //! The limit is what `raw` does: positioned reads of all the files of both sides into reused buffers, 1 MiB
 //! at a time, with the same number of threads. All cases of a round run one after the other, so that other
-//! load on the machine meets them alike; the figure is the median over the rounds.
+//! load on the machine meets them alike; the figure is the median over the rounds. On a machine that others use too,
+//! look at the ratio of the processor times of all rounds instead (Linux with GNU time): it is about the same on a quiet one.
 #![allow(
     missing_docs,
     unreachable_pub,
@@ -65,8 +66,8 @@ fn main() {
         is_noisy: name.ends_with("noisy"),
     };
     println!(
-        "{:33} {:>9} {:>9} {:>7} {:>7} {:>7}",
-        "", "GB/s", "raw GB/s", "of raw", "x cmp", "RSS MB"
+        "{:33} {:>9} {:>9} {:>7} {:>7} {:>7} {:>7}",
+        "", "GB/s", "raw GB/s", "of raw", "by CPU", "x cmp", "RSS MB"
     );
     for case in CASES.iter().filter(|case| case.what.contains(&options.only)) {
         let roots = case.sides.map(|name| {
@@ -86,10 +87,18 @@ fn run_case(case: &Case, roots: &[PathBuf; 2], options: &Options) {
     let is_identical = case.what.contains("identical");
     let (mut raw, mut ours, mut cmp) = (Vec::new(), Vec::new(), Vec::new());
     let mut peak = None;
+    let (mut raw_cpu, mut our_cpu) = (0.0, 0.0);
     read_all(&files, options.threads);
     for _ in 0..options.rounds {
+        let before = own_cpu();
         raw.push(timed(|| read_all(&files, options.threads)));
-        ours.push(timed(|| peak = peak.max(compare(roots, options.threads))));
+        raw_cpu += own_cpu() - before;
+        ours.push(timed(|| {
+            if let Some((kilobytes, seconds)) = compare(roots, options.threads) {
+                peak = peak.max(Some(kilobytes));
+                our_cpu += seconds;
+            }
+        }));
         if is_identical {
             cmp.push(timed(|| run_cmp(roots)));
         }
@@ -99,11 +108,12 @@ fn run_case(case: &Case, roots: &[PathBuf; 2], options: &Options) {
         value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
     };
     println!(
-        "{:33} {:>9.2} {:>9.2} {:>7.2} {:>7} {:>7}",
+        "{:33} {:>9.2} {:>9.2} {:>7.2} {:>7} {:>7} {:>7}",
         case.what,
         rate(ours.unwrap()),
         rate(raw.unwrap()),
         raw.unwrap() / ours.unwrap(),
+        optional((raw_cpu > 0.0 && our_cpu > 0.0).then(|| raw_cpu / our_cpu), 2),
         optional(cmp.map(|cmp| cmp / ours.unwrap()), 1),
         optional(peak.map(|kilobytes: u64| kilobytes as f64 / 1000.0), 0),
     );
@@ -191,13 +201,23 @@ fn read_exact_at(file: &File, buffer: &mut [u8], at: u64) {
     std::os::windows::fs::FileExt::seek_read(file, buffer, at).unwrap();
 }
 
-/// Runs the command; returns its peak memory in kilobytes where GNU time is there to measure it.
-fn compare(roots: &[PathBuf; 2], threads: usize) -> Option<u64> {
+/// Seconds of processor time that this process and its threads have had; 0 where that is not known.
+fn own_cpu() -> f64 {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>()
+        / TICKS_PER_SECOND
+}
+
+/// Runs the command; returns its peak memory in kilobytes and its processor time in seconds where GNU time is there to
+/// measure them.
+fn compare(roots: &[PathBuf; 2], threads: usize) -> Option<(u64, f64)> {
     let binary = env!("CARGO_BIN_EXE_ckptcmp");
     let time = Path::new("/usr/bin/time");
     let mut command = if time.exists() {
         let mut command = Command::new(time);
-        command.args(["-f", "%M", binary]);
+        command.args(["-f", "%M %U %S", binary]);
         command
     } else {
         Command::new(binary)
@@ -205,7 +225,11 @@ fn compare(roots: &[PathBuf; 2], threads: usize) -> Option<u64> {
     command.arg("compare").args(roots).args(["-o", "-", "-q", "--threads", &threads.to_string()]);
     let output = command.stdout(Stdio::null()).output().unwrap();
     assert!(output.status.code() < Some(2), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stderr).lines().last()?.trim().parse().ok()
+    let usage = String::from_utf8_lossy(&output.stderr);
+    let usage: Vec<&str> = usage.lines().last()?.split_whitespace().collect();
+    let [kilobytes, user, system] = usage[..] else { return None };
+    let seconds = user.parse::<f64>().ok()? + system.parse::<f64>().ok()?;
+    Some((kilobytes.parse().ok()?, seconds))
 }
 
 /// GNU cmp on the same bytes, file by file.

@@ -5,13 +5,14 @@ use std::sync::atomic::AtomicU64;
 use crate::io::FileSet;
 use crate::pairing::Pair;
 
-use super::{Job, TensorComparison, UnitResult, bytes, run_all};
+use super::job::{Job, UnitResult};
+use super::{TensorComparison, bytes, run_all};
 
 /// Holds the first side of every pair against itself, read once: its further copies against the first one, and its
 /// elements for what is not finite. `done` counts the bytes, those of [`bytes_to_survey`].
 #[must_use]
 pub fn survey(pairs: &[Pair], files: &FileSet, done: &AtomicU64) -> Vec<TensorComparison> {
-    let job = |pair| Job { is_survey: true, ..Job::new(pair, [files, files]) };
+    let job = |pair| Job::new(pair, [files, files]).survey();
     run_all(&pairs.iter().map(job).collect::<Vec<_>>(), [files, files], false, done)
 }
 

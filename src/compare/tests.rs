@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use ndarray::{ArrayD, Axis, IxDyn, Slice};
 use tempfile::NamedTempFile;
 
-use super::gather::{Element, gather};
+use super::gather::{Band, Element, gather};
 use super::{Outcome, TensorComparison, compare};
 use crate::dtype::Dtype;
 use crate::io::{FileSet, Region};
@@ -58,14 +58,21 @@ impl Disk {
         bytes
     }
 
-    /// Gathers a flat range and holds it against the array.
+    /// Gathers a flat range, from the files and from a band around it, and holds it against the array.
     fn check(&self, model: &Model, start: usize, len: usize, context: &str) {
         let dtype = model.tensor.dtype();
         let read = |pieces: &[Piece], out: &mut [u8]| {
             let element = Element::of(dtype);
             let shape = model.tensor.shape();
             let mut scratch = vec![0xee; 3];
+            let mut from_band = out.to_vec();
             gather(&self.files, shape, pieces, element, start as u64, out, &mut scratch).unwrap();
+            let range = start.saturating_sub(37)..(start + len + 41).min(model.places.len());
+            let mut band = Band::default();
+            let range = range.start as u64..range.end as u64;
+            band.fill(&self.files, shape, pieces, element, range).unwrap();
+            band.gather(shape, element, start as u64, &mut from_band);
+            assert!(out == from_band, "{context}: {start}..{}, from a band", start + len);
         };
         let expected = |places: &ArrayD<Place>| {
             self.elements(places.iter().copied().skip(start).take(len), dtype)

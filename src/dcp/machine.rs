@@ -32,7 +32,7 @@ pub(super) enum Value {
     /// A tuple of counts, a `torch.Size`.
     Numbers(Arc<[u64]>),
     /// Any other tuple, with no tuple in it but of counts.
-    Tuple(Rc<[Value]>),
+    Tuple(Rc<[Self]>),
     /// A known class.
     Class(Class),
     /// An attribute of the `torch` module, such as a dtype.
@@ -156,6 +156,7 @@ pub(super) fn run(files: &FileSet, region: Region) -> Result<(Value, Machine), S
 impl Machine {
     /// Takes the members of a list, or the keys and values of a dict in turn; none of anything else.
     /// The container is given back, so its value must be the only one, and goes with it.
+    #[expect(clippy::needless_pass_by_value, reason = "the container goes with its value")]
     pub(super) fn take_members(&mut self, value: Value) -> Vec<Value> {
         let (Value::List(at) | Value::Dict(at)) = value else { return Vec::new() };
         let container = &mut self.containers[at];
@@ -305,7 +306,7 @@ impl Machine {
 
             Op::None => self.push(Value::None)?,
             Op::Int(number) => {
-                self.push(u64::try_from(number).map_or(Value::Opaque, Value::Int))?
+                self.push(u64::try_from(number).map_or(Value::Opaque, Value::Int))?;
             }
             Op::Long(bytes) => self.push(unsigned(bytes).map_or(Value::Opaque, Value::Int))?,
             Op::Str(bytes) => {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::machine::{self, Value};
-use super::record::{Described, Record, Stored, Tensor, Top};
+use super::record::{Described, Record, Stored, StoredAt, Tensor, Top};
 use super::{DcpError, Fault};
 use crate::io::{FileId, FileSet};
 use crate::limits::LIMITS;
@@ -129,8 +129,41 @@ impl Metadata {
         for (file, top) in tops {
             join.add(file, top);
         }
-        Ok(join.finish(if is_coordinators { 0 } else { paths.len() }))
+        if is_coordinators {
+            return Ok(join.finish(0));
+        }
+        for rank in missing_ranks(folder, &paths) {
+            let message = format!("missing __{rank}.metadata: what rank {rank} wrote is not known");
+            join.faults.push(Fault { file: None, name: None, message });
+        }
+        Ok(join.finish(paths.len()))
     }
+}
+
+/// Ranks that must have written metadata and have none: one in each gap, and those that wrote data.
+fn missing_ranks(folder: &Path, metadata: &[PathBuf]) -> BTreeSet<u64> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let ranks: BTreeSet<u64> =
+        metadata.iter().filter_map(|path| rank_of_metadata(&name(path))).collect();
+    let mut missing = BTreeSet::new();
+    let mut expected = 0;
+    for &rank in &ranks {
+        if rank > expected {
+            missing.insert(expected);
+        }
+        expected = rank.saturating_add(1);
+    }
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let wrote = rank_of_data(&entry.file_name().to_string_lossy());
+        missing.extend(wrote.filter(|rank| !ranks.contains(rank)));
+    }
+    missing
+}
+
+/// The rank that wrote a `__<rank>_<number>.distcp`.
+fn rank_of_data(name: &str) -> Option<u64> {
+    let (rank, _) = name.strip_prefix("__")?.strip_suffix(".distcp")?.split_once('_')?;
+    rank.parse().ok()
 }
 
 fn read_one(path: &Path, file: FileId, files: &FileSet) -> Result<Top, DcpError> {
@@ -215,16 +248,16 @@ impl Join {
         }
     }
 
-    fn fault(&mut self, file: FileId, name: &Arc<str>, message: impl ToString) {
-        let (name, message) = (Some(Arc::clone(name)), message.to_string());
+    fn fault(&mut self, file: FileId, name: &Arc<str>, message: &str) {
+        let (name, message) = (Some(Arc::clone(name)), message.to_owned());
         self.faults.push(Fault { file: Some(file), name, message });
     }
 
-    fn add_tensor(&mut self, file: FileId, name: &Arc<str>, tensor: &Tensor, places: &[Located]) {
+    fn add_tensor(&mut self, file: FileId, name: &Arc<str>, tensor: &Tensor, places: &[StoredAt]) {
         if tensor.malformed_chunks > 0 {
             let message =
                 format!("{} of its chunks are not as torch writes them", tensor.malformed_chunks);
-            self.fault(file, name, message);
+            self.fault(file, name, &message);
         }
         let joined = match self.tensors.entry(Arc::clone(name)) {
             Entry::Vacant(entry) => entry.insert(Joined {
@@ -239,7 +272,7 @@ impl Join {
                 "one rank says {} {:?} and another one {} {:?}",
                 joined.dtype, joined.shape, tensor.dtype, tensor.shape
             );
-            return self.fault(file, name, message);
+            return self.fault(file, name, &message);
         }
         let before = joined.chunks.len();
         for chunk in &tensor.chunks {
@@ -258,11 +291,11 @@ impl Join {
                 tensor.chunks.len(),
                 places.len()
             );
-            self.fault(file, name, message);
+            self.fault(file, name, &message);
         }
     }
 
-    fn add_object(&mut self, file: FileId, name: Arc<str>, places: &[Located]) {
+    fn add_object(&mut self, file: FileId, name: Arc<str>, places: &[StoredAt]) {
         match places {
             [(_, None, place)] => {
                 self.objects.entry(name).or_default().push(place.clone().into());
@@ -291,11 +324,8 @@ impl Join {
     }
 }
 
-/// An entry of `storage_data`.
-type Located = (Arc<str>, Option<Arc<[u64]>>, Stored);
-
 /// The entries of one name among all, sorted by name and offsets.
-fn places_of<'a>(all: &'a [Located], name: &Arc<str>) -> &'a [Located] {
+fn places_of<'a>(all: &'a [StoredAt], name: &Arc<str>) -> &'a [StoredAt] {
     let start = all.partition_point(|place| place.0 < *name);
     let len = all[start..].partition_point(|place| place.0 == *name);
     &all[start..start + len]

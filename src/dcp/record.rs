@@ -60,7 +60,7 @@ pub(super) struct Top {
     /// `state_dict_metadata`: tensors, and [`None`] for a bytes object.
     pub(super) described: Vec<(Arc<str>, Described)>,
     /// `storage_data`.
-    pub(super) stored: Vec<(Arc<str>, Option<Arc<[u64]>>, Stored)>,
+    pub(super) stored: Vec<StoredAt>,
     /// Megatron's `mcore_data`: the shape before a flattened tensor was made of it.
     pub(super) original_shapes: Vec<(Arc<str>, Arc<[u64]>)>,
     /// From `planner_data`.
@@ -105,6 +105,9 @@ pub(super) struct Stored {
     /// `transform_descriptors`, to undo in this order; none where there are none.
     pub(super) transforms: Option<Arc<[Arc<str>]>>,
 }
+
+/// An entry of `storage_data`: name, offsets of the chunk, place.
+pub(super) type StoredAt = (Arc<str>, Option<Arc<[u64]>>, Stored);
 
 impl Record {
     /// Reads the state that BUILD gives an object.

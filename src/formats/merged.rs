@@ -1,4 +1,4 @@
-//! Merged parameters into a catalog, with what is to be said of those that no rule knows, and of tied ones.
+//! Merged parameters into a catalog: what is to be said of those that no rule knows, and tied ones.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,8 @@ pub(super) fn insert_merged(
     }
 }
 
-/// With tied weights the output layer is the word embeddings; the last of several stages keeps a copy.
+/// With tied weights the output layer is the word embeddings; the last of several stages keeps a copy. `prefix` is
+/// that of the state of an optimizer which they are.
 pub(super) fn tie_output_layer(
     catalog: &mut Catalog,
     prefix: &str,

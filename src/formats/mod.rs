@@ -1,6 +1,7 @@
 //! A path in, a catalog out: one file a format, one row here.
 
 mod dcp;
+mod deepspeed;
 mod hugging_face;
 mod infinitrain;
 mod leftovers;
@@ -9,6 +10,7 @@ mod megatron_dist;
 mod megatron_torch;
 mod merged;
 mod state;
+mod state_dict;
 mod torch_file;
 mod walk;
 
@@ -46,6 +48,7 @@ pub static FORMATS: &[Format] = &[
     megatron_dist::zarr::FORMAT,
     megatron_dist::fsdp::FORMAT,
     dcp::FORMAT,
+    deepspeed::FORMAT,
     infinitrain::FORMAT,
     hugging_face::FORMAT,
     torch_file::FORMAT,
@@ -94,12 +97,10 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Nothing there that any format knows.
-    #[error("{}: no checkpoint here{}: looked for {looked_for}", path.display(), seems_text(*seems))]
+    #[error("{}: no checkpoint here: looked for {looked_for}", path.display())]
     Unrecognized {
         /// The file or folder.
         path: PathBuf,
-        /// A format that it seems to be and that is not read yet.
-        seems: Option<&'static str>,
         /// What would have been one.
         looked_for: &'static str,
     },
@@ -160,6 +161,12 @@ pub enum OpenError {
         /// What is missing.
         shards: Vec<MissingShard>,
     },
+    /// Files that the checkpoint needs are not there.
+    #[error("{}", missing_files_text(files))]
+    MissingFiles {
+        /// What is missing.
+        files: Vec<MissingFile>,
+    },
     /// The layout cannot be put together.
     #[error("{}", path.display())]
     Layout {
@@ -181,24 +188,34 @@ pub struct MissingShard {
     pub why: String,
 }
 
+/// A file that the checkpoint needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingFile {
+    /// Where it should be.
+    pub path: PathBuf,
+    /// Why it is needed.
+    pub why: String,
+}
+
 fn format_names() -> String {
     FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
 
-fn seems_text(seems: Option<&str>) -> String {
-    seems.map_or_else(String::new, |format| format!(" that can be read yet ({format})"))
-}
+/// Missing files that are named before the others are counted.
+const SHOWN: usize = 8;
 
-/// Formats that users may well try, by a file that gives them away.
-fn not_read_yet(path: &Path) -> Option<&'static str> {
-    const SIGNS: &[(&str, &str)] =
-        &[("latest", "DeepSpeed"), ("mp_rank_00_model_states.pt", "DeepSpeed")];
-    SIGNS.iter().find(|(file, _)| path.join(file).exists()).map(|(_, format)| *format)
+fn missing_files_text(files: &[MissingFile]) -> String {
+    let line =
+        |MissingFile { path, why }: &MissingFile| format!("{}: missing: {why}", path.display());
+    let mut lines: Vec<String> = files.iter().take(SHOWN).map(line).collect();
+    if files.len() > SHOWN {
+        lines.push(format!("and {} more missing files", files.len() - SHOWN));
+    }
+    lines.join("\n")
 }
 
 /// The first shards in full, the others by number.
 fn missing_text(shards: &[MissingShard]) -> String {
-    const SHOWN: usize = 8;
     let line = |MissingShard { path, rank, why }: &MissingShard| {
         let RankCoord { tp, pp, ep, .. } = rank;
         let expert = if *ep > 0 { format!(", ep {ep}") } else { String::new() };
@@ -238,7 +255,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Catalog, OpenError> {
     };
     let mut catalog = (format.read)(&located, options)?;
     catalog.origin.path = path.to_path_buf();
-    catalog.origin.resolved = located.path;
+    if catalog.origin.resolved.as_os_str().is_empty() {
+        catalog.origin.resolved = located.path;
+    }
     catalog.notes.splice(0..0, located.notes);
     if let Some(merge) = options.replicas {
         catalog.merge_replicas(merge);
@@ -261,10 +280,10 @@ fn detect(path: &Path) -> Result<&'static Format, OpenError> {
         }),
         (None, _) => Err(OpenError::Unrecognized {
             path: path.to_path_buf(),
-            seems: not_read_yet(path),
             looked_for: "latest_checkpointed_iteration.txt, iter_* or release folders, \
-                         mp_rank_* folders, model_optim_rng.pt, metadata.json, .metadata, checkpoint_step_* or rank_* folders, \
-                         model.ckpt, model.safetensors, pytorch_model.bin, a torch .pt file",
+                         mp_rank_* folders, model_optim_rng.pt, metadata.json, .metadata, latest and the files of DeepSpeed, \
+                         checkpoint_step_* or rank_* folders, model.ckpt, model.safetensors, pytorch_model.bin, \
+                         a torch .pt file",
         }),
     }
 }

@@ -15,7 +15,7 @@ pub(super) fn facts_of(
     bounds: &mut Bounds,
 ) -> Option<BTreeMap<String, Fact>> {
     let values = torch.values();
-    let mut reader = Reader { values, left: LIMITS.facts };
+    let mut reader = Reader { values, left: LIMITS.facts, skips: &[] };
     let facts = match values.mapping(args) {
         Some(items) => reader.facts(items, 0),
         None => reader.facts(values.attributes(args)?, 0),
@@ -46,15 +46,25 @@ pub(super) fn state_at(
 
 /// Reads one value of the run's state; what is longer than any such value is left out as opaque.
 pub(super) fn state_of(torch: &TorchFile, id: ValueId) -> Fact {
+    state_without(torch, id, &[])
+}
+
+/// Reads one value of the run's state, all that stands under one of these keys left out, however deep.
+pub(super) fn state_without(
+    torch: &TorchFile,
+    id: ValueId,
+    skips: &'static [&'static str],
+) -> Fact {
     /// Of each value at the top: some hundred parameter groups, not what a hostile file makes of a few.
     const BYTES: usize = 1 << 20;
     let too_long = || Fact::Opaque("longer than any such state".to_owned());
-    Reader { values: torch.values(), left: BYTES }.fact(id, 0).unwrap_or_else(too_long)
+    Reader { values: torch.values(), left: BYTES, skips }.fact(id, 0).unwrap_or_else(too_long)
 }
 
 struct Reader<'a> {
     values: &'a Values,
     left: usize,
+    skips: &'static [&'static str],
 }
 
 impl Reader<'_> {
@@ -72,6 +82,9 @@ impl Reader<'_> {
                 _ => continue,
             };
             self.spend(name.len())?;
+            if self.skips.contains(&name.as_str()) {
+                continue;
+            }
             facts.insert(name, self.fact(value, depth)?);
         }
         Some(facts)

@@ -26,6 +26,13 @@ const LANES_AT_ONCE: usize = 4;
 /// One chunk of real numbers.
 pub(super) type Chunk = [f64; CHUNK];
 
+/// `x * y + sum`, rounded once. `FITS` says that both have 24 bits or fewer: then the product has no more than an `f64`,
+/// and a machine without the instruction need not call for it.
+#[inline(always)]
+fn fused<const FITS: bool>(x: f64, y: f64, sum: f64) -> f64 {
+    if FITS { x * y + sum } else { x.mul_add(y, sum) }
+}
+
 /// The totals of a block, one for each lane.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Lanes([f64; LANES]);
@@ -33,11 +40,11 @@ pub(super) struct Lanes([f64; LANES]);
 impl Lanes {
     /// Adds `x[i] * y[i]`.
     #[inline(always)]
-    pub(super) fn add_products(&mut self, x: &Chunk, y: &Chunk) {
+    pub(super) fn add_products<const FITS: bool>(&mut self, x: &Chunk, y: &Chunk) {
         let mut lanes = [0.0; LANES];
         for (x, y) in x.as_chunks::<LANES>().0.iter().zip(y.as_chunks::<LANES>().0) {
             for lane in 0..LANES {
-                lanes[lane] = x[lane].mul_add(y[lane], lanes[lane]);
+                lanes[lane] = fused::<FITS>(x[lane], y[lane], lanes[lane]);
             }
         }
         self.add(0, lanes);
@@ -105,16 +112,16 @@ impl Totals {
     /// Adds a chunk to all sums: [`Totals::add_pairs`] and [`Lanes::add_magnitudes`] of the
     /// differences in one pass over the numbers of some lanes after the other.
     #[inline(always)]
-    pub(super) fn add_reals(&mut self, [a, b]: &[Chunk; 2]) {
+    pub(super) fn add_reals<const FITS: bool>(&mut self, [a, b]: &[Chunk; 2]) {
         for first in (0..LANES).step_by(LANES_AT_ONCE) {
             let mut sums = [[0.0; LANES_AT_ONCE]; 6];
             for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
                 for lane in 0..LANES_AT_ONCE {
                     let (a, b) = (a[first + lane], b[first + lane]);
                     let (diff, sum) = (a - b, a + b);
-                    sums[0][lane] = a.mul_add(a, sums[0][lane]);
-                    sums[1][lane] = b.mul_add(b, sums[1][lane]);
-                    sums[2][lane] = a.mul_add(b, sums[2][lane]);
+                    sums[0][lane] = fused::<FITS>(a, a, sums[0][lane]);
+                    sums[1][lane] = fused::<FITS>(b, b, sums[1][lane]);
+                    sums[2][lane] = fused::<FITS>(a, b, sums[2][lane]);
                     sums[3][lane] = diff.mul_add(diff, sums[3][lane]);
                     sums[4][lane] = diff.mul_add(sum, sums[4][lane]);
                     sums[5][lane] += diff.abs();

@@ -20,10 +20,12 @@ mod stats;
 mod sum;
 #[cfg(test)]
 mod tests;
+mod transpose;
 
 pub use angle::ExactSums;
 pub use simd::Isa;
 pub use stats::Stats;
+pub use transpose::transpose;
 
 use crate::dtype::Dtype;
 

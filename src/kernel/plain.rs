@@ -11,18 +11,17 @@ use super::stats::Stats;
 use super::{Side, size};
 use crate::dtype::Dtype;
 
-/// Whether elements are real and exact in `f64`.
+/// Whether elements are real.
 pub(super) fn is_plain(dtype: Dtype) -> bool {
-    reals_per_element(dtype) == 1 && !is_wide_integer(dtype)
+    reals_per_element(dtype) == 1
 }
 
-fn is_wide_integer(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::Int64 | Dtype::UInt64)
-}
-
-/// Compares two blocks of [plain](is_plain) dtypes; `None` if a value is not finite, or a sum is
-/// out of range.
+/// Compares two blocks of [plain](is_plain) dtypes; `None` if a value is not finite or not exact
+/// in `f64`, or a sum is out of range.
 pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Option<Stats> {
+    if !a.fits() || !b.fits() {
+        return None;
+    }
     let (found, sums) = if is_exact(a.dtype, b.dtype) {
         let mut buckets = Buckets::new();
         let found = in_rows(a, b, |a, b| isa.exact_pairs(a, b, &mut buckets))?;
@@ -104,12 +103,9 @@ fn compare_decoded(isa: Isa, a: Side<'_>, b: Side<'_>, totals: &mut Totals) -> F
     found
 }
 
-/// What the other paths give for two bitwise equal blocks, from one of them; `None` as for
-/// [`compare`], or if the dtype is a 64-bit integer.
+/// What the other paths give for two bitwise equal blocks, from one of them; `None` if a value is
+/// not finite, or a sum is out of range.
 pub(super) fn compare_equal(isa: Isa, a: Side<'_>) -> Option<Stats> {
-    if is_wide_integer(a.dtype) {
-        return None;
-    }
     if is_exact(a.dtype, a.dtype) {
         let (whole, rest) = a.split_whole();
         let mut buckets = Buckets::new();
@@ -150,6 +146,17 @@ fn padded<'a>(bytes: &[u8], width: usize, room: &'a mut [u8; CHUNK * 8]) -> &'a 
 }
 
 impl<'a> Side<'a> {
+    /// Whether all elements, and differences and sums of two, are exact in `f64`.
+    fn fits(self) -> bool {
+        let words = self.bytes.as_chunks().0.iter();
+        let bits = match self.dtype {
+            Dtype::Int64 => words.fold(0, |bits, x| bits | i64::from_le_bytes(*x).unsigned_abs()),
+            Dtype::UInt64 => words.fold(0, |bits, x| bits | u64::from_le_bytes(*x)),
+            _ => 0,
+        };
+        bits < 1 << 52
+    }
+
     /// The bytes of all whole chunks, and the rest.
     fn split_whole(self) -> (&'a [u8], &'a [u8]) {
         let chunk = CHUNK / reals_per_element(self.dtype) * size(self.dtype);

@@ -166,6 +166,7 @@ static NAMES: &[&str] = &[
     "expert_model_parallel_size",
     "expert_parallel",
     "expert_tensor_parallel_size",
+    "gpt_j_residual",
     "gtp_weight_remat_size",
     "kv_lora_rank",
     "moe_mlp_glu_interleave_size",

@@ -34,7 +34,7 @@ pub(super) struct Merger<'a> {
 }
 
 /// How the parts of one parameter go together.
-enum Join {
+pub(super) enum Join {
     /// All parts are the same.
     Copies,
     /// One behind the other along a dimension.
@@ -281,7 +281,10 @@ fn parts_disagree(parts: &[&Local]) -> LayoutError {
     LayoutError::PartsDisagree { parts: parts.iter().map(part).collect() }
 }
 
-fn put_together(join: &Join, parts: Vec<LogicalTensor>) -> Result<LogicalTensor, LayoutError> {
+pub(super) fn put_together(
+    join: &Join,
+    parts: Vec<LogicalTensor>,
+) -> Result<LogicalTensor, LayoutError> {
     match join {
         Join::Along(dim) => Ok(LogicalTensor::concat(*dim, parts)?),
         Join::Copies => {
@@ -321,7 +324,7 @@ fn repeat(size: u64, times: u64) -> Vec<u64> {
     (0..times).map(|_| size).collect()
 }
 
-fn even_split(rows: Option<u64>, parts: u64) -> Result<Vec<u64>, LayoutError> {
+pub(super) fn even_split(rows: Option<u64>, parts: u64) -> Result<Vec<u64>, LayoutError> {
     match rows {
         Some(rows) if rows % parts == 0 => Ok(repeat(rows / parts, parts)),
         _ => Err(LayoutError::UnexpectedRows { rows: rows.unwrap_or(0), wanted: parts }),

@@ -5,6 +5,7 @@
 //! indices (`numbering`), parts put together (`merge`, by the table in [`rules`]). Checkpoints that
 //! hold whole tensors already need only names and axes put right (`global`).
 
+pub mod cuts;
 mod facts;
 mod global;
 mod grid;

@@ -162,6 +162,14 @@ impl std::str::FromStr for UserRule {
 }
 
 impl UserRule {
+    pub(super) fn pattern(&self) -> &str {
+        &self.pattern
+    }
+
+    pub(super) fn sharding(&self) -> Sharding {
+        self.sharding
+    }
+
     /// Whether the rule is for this name.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {

@@ -2,7 +2,7 @@
 //! safetensors file of chunks for every rank, `shard-00001-model-00001-of-00002.safetensors`, and no metadata. The
 //! global shape is as far as the chunks reach.
 //!
-//! Where the writer also put them together, whole tensors lie above, and the shards in `sharded/` are left alone.
+//! Where the writer also put them together, whole tensors lie above the shards: that is a Hugging Face folder as any other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,11 +22,6 @@ use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
 use super::super::{Located, OpenError, OpenOptions};
 use super::FORMAT;
 
-/// Where the shards go when they are also put together.
-const SHARDED: &str = "sharded";
-
-const INDEX: &str = "model.safetensors.index.json";
-
 /// The number of the writing rank, from 1 on, in the name of a shard: `shard-RRRRR-model-MMMMM-of-NNNNN.safetensors`.
 fn rank_of_shard(name: &str) -> Option<u64> {
     let rest = name.strip_prefix("shard-")?.strip_suffix(".safetensors")?;
@@ -39,39 +34,32 @@ fn rank_of_shard(name: &str) -> Option<u64> {
     number(file).and(number(files)).and(number(rank))
 }
 
-/// The safetensors files of a folder: those of chunks, and all others.
-fn safetensors_files(folder: &Path) -> (BTreeMap<String, u64>, BTreeSet<String>) {
-    let (mut shards, mut others) = (BTreeMap::new(), BTreeSet::new());
+/// The files of chunks in a folder, and whether there are other safetensors files.
+fn shard_files(folder: &Path) -> (BTreeMap<String, u64>, bool) {
+    let (mut shards, mut has_others) = (BTreeMap::new(), false);
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if let Some(rank) = rank_of_shard(&name) {
             shards.insert(name, rank);
-        } else if name.ends_with(".safetensors") {
-            others.insert(name);
+        } else {
+            has_others |= name.ends_with(".safetensors");
         }
     }
-    (shards, others)
+    (shards, has_others)
 }
 
-/// Whether a folder holds shards of this writer, beside nothing else or in a folder below the whole.
+/// Whether a folder holds shards of this writer and nothing else.
 pub(super) fn is_distributed(path: &Path) -> bool {
-    let (shards, others) = safetensors_files(path);
-    match (shards.is_empty(), others.is_empty()) {
-        (false, others) => others,
-        (true, true) => false,
-        (true, false) => !safetensors_files(&path.join(SHARDED)).0.is_empty(),
-    }
+    let (shards, has_others) = shard_files(path);
+    !shards.is_empty() && !has_others
 }
 
 pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let folder = &located.path;
-    let (shards, others) = safetensors_files(folder);
-    let is_whole = shards.is_empty();
-    let names: Vec<String> =
-        if is_whole { others.into_iter().collect() } else { shards.keys().cloned().collect() };
+    let (shards, _) = shard_files(folder);
     let mut files = FileSet::default();
-    let mut ids = Vec::with_capacity(names.len());
-    for name in &names {
+    let mut ids = Vec::with_capacity(shards.len());
+    for name in shards.keys() {
         let path = folder.join(name);
         ids.push(files.add(&path).map_err(|source| OpenError::Io { path, source })?);
     }
@@ -87,7 +75,7 @@ pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, 
     let mut parts = Parts::default();
     for (&id, opened) in ids.iter().zip(opened) {
         match opened {
-            Ok(file) => parts.add(id, file, is_whole, &mut catalog),
+            Ok(file) => parts.add(id, &file, &mut catalog),
             Err(error) => catalog.problems.push(Problem {
                 file: Some(catalog.files.path(id).to_path_buf()),
                 tensor: None,
@@ -95,14 +83,7 @@ pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, 
             }),
         }
     }
-    if is_whole {
-        check_index(folder, &parts, &mut catalog);
-        let note =
-            format!("{SHARDED}/ holds the same tensors once more in chunks, and is not read");
-        catalog.notes.push(note);
-    } else {
-        check_ranks(folder, &shards, &mut catalog);
-    }
+    check_ranks(folder, &shards, &mut catalog);
     if options.wants(Section::Model) {
         parts.insert_into(&mut catalog);
     }
@@ -128,37 +109,6 @@ fn check_ranks(folder: &Path, shards: &BTreeMap<String, u64>, catalog: &mut Cata
     }
 }
 
-/// What the index says must be there.
-fn check_index(folder: &Path, parts: &Parts, catalog: &mut Catalog) {
-    /// An index has a line for each tensor.
-    const LONGEST: u64 = 256 << 20;
-    #[derive(serde::Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
-    let path = folder.join(INDEX);
-    let Ok(meta) = std::fs::metadata(&path) else { return };
-    let mut problem = |tensor: Option<String>, message: String| {
-        catalog.problems.push(Problem { file: Some(path.clone()), tensor, message });
-    };
-    if meta.len() > LONGEST {
-        return problem(None, format!("{} bytes are no index", meta.len()));
-    }
-    let text = std::fs::read(&path).map_err(|error| error.to_string());
-    let index = text
-        .and_then(|text| serde_json::from_slice::<Index>(&text).map_err(|error| error.to_string()));
-    match index {
-        Err(error) => problem(None, error),
-        Ok(index) => {
-            for (name, file) in index.weight_map {
-                if !parts.chunks.contains_key(&*name) {
-                    problem(Some(name), format!("should be in {file} and is not there"));
-                }
-            }
-        }
-    }
-}
-
 /// The chunks of all files by tensor.
 #[derive(Default)]
 struct Parts {
@@ -166,7 +116,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn add(&mut self, id: FileId, file: ShardFile, is_whole: bool, catalog: &mut Catalog) {
+    fn add(&mut self, id: FileId, file: &ShardFile, catalog: &mut Catalog) {
         let path: PathBuf = catalog.files.path(id).to_path_buf();
         let mut problem = |name: &str, message: String| {
             let (file, tensor) = (Some(path.clone()), Some(name.to_owned()));
@@ -184,7 +134,6 @@ impl Parts {
             }
             let chunk = match stored {
                 Err(error) => Err(error.to_string()),
-                Ok(stored) if is_whole => Ok((vec![0; stored.shape().len()], stored)),
                 Ok(_) => file.chunk(name).map(|(offsets, stored)| (offsets.to_vec(), stored)),
             };
             match chunk {

@@ -31,11 +31,19 @@ pub(super) const FORMAT: Format = Format { name: "dcp", detect, read };
 /// The file that Megatron's own formats have beside `.metadata`.
 const OF_MEGATRON: &str = "metadata.json";
 
+/// Where Hugging Face accelerate puts the model, beside `optimizer_0` (accelerate 1.0, `utils/constants.py`).
+const OF_ACCELERATE: &str = "pytorch_model_fsdp_0";
+
 fn detect(path: &Path) -> bool {
     path.is_dir()
         && !path.join(OF_MEGATRON).exists()
-        && (metadata_files(path).is_ok_and(|files| !files.is_empty())
-            || distributed::is_distributed(path))
+        && (has_metadata(path)
+            || distributed::is_distributed(path)
+            || has_metadata(&path.join(OF_ACCELERATE)))
+}
+
+fn has_metadata(folder: &Path) -> bool {
+    metadata_files(folder).is_ok_and(|files| !files.is_empty())
 }
 
 fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
@@ -43,6 +51,16 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
         return distributed::read(located, options);
     }
     let mut files = FileSet::default();
+    let below = located.path.join(OF_ACCELERATE);
+    if !has_metadata(&located.path) && has_metadata(&below) {
+        let inner = Located { path: below, ..located.clone() };
+        let metadata = Metadata::read(&inner.path, &mut files)?;
+        let mut catalog = read_with(metadata, files, &inner, options);
+        let note =
+            format!("took {OF_ACCELERATE}/; an optimizer_0/ beside it is a checkpoint of its own");
+        catalog.notes.push(note);
+        return Ok(catalog);
+    }
     let metadata = Metadata::read(&located.path, &mut files)?;
     // The names of the files are the same; those of the tensors tell.
     if options.format.is_none() && fsdp::claims(&metadata, &located.path) {
@@ -51,7 +69,7 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     Ok(read_with(metadata, files, located, options))
 }
 
-/// Reads a checkpoint whose metadata is known to be nobody else's.
+/// Reads a checkpoint whose metadata is known to be nobody else's: whoever knows better by the keys asks before.
 fn read_with(
     metadata: Metadata,
     mut files: FileSet,

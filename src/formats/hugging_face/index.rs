@@ -1,9 +1,11 @@
 //! `*.index.json`, which says in what file each tensor is, and other JSON that lies beside tensors.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::{Component, Path};
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
 use crate::formats::OpenError;
@@ -13,44 +15,52 @@ use crate::limits::{ENTRY, LIMITS};
 /// Where each tensor of a model is.
 #[derive(Debug, Deserialize)]
 pub(super) struct Index {
-    /// By the tensor's name.
-    weight_map: BTreeMap<String, String>,
-    #[serde(default)]
-    metadata: Value,
+    weight_map: WeightMap,
 }
 
+/// Files by the names of the tensors in them.
+#[derive(Debug)]
+struct WeightMap(BTreeMap<String, String>);
+
+/// JSON that becomes a tree of values; a longer index is read without what it says of the whole: that is for information only.
+const SHORT: u64 = 1 << 20;
+
+/// Ten times the longest index that we know, of a model with 140,000 tensors.
+const LONGEST: u64 = 160 << 20;
+
 impl Index {
-    /// Reads an index.
+    /// Reads an index and what it says of the whole, for the state of the run.
     ///
     /// # Errors
     /// It cannot be read, is none, or names files elsewhere.
-    pub(super) fn read(path: &Path) -> Result<Self, OpenError> {
+    pub(super) fn read(path: &Path) -> Result<(Self, Option<Fact>), OpenError> {
         let content = |what: String| OpenError::Content { path: path.to_path_buf(), what };
-        let bytes = read_file(path, LIMITS.safetensors_header)
+        let bytes = read_file(path, LONGEST)
             .map_err(|source| OpenError::Io { path: path.to_path_buf(), source })?;
         let index: Self = serde_json::from_slice(&bytes)
             .map_err(|error| content(format!("no index of tensors: {error}")))?;
-        let bytes = index.weight_map.iter().map(|(name, file)| name.len() + file.len() + ENTRY);
-        if bytes.sum::<usize>() > LIMITS.metadata {
-            return Err(content("more entries than any model has".to_owned()));
-        }
         if let Some(file) = index.files().find(|file| !is_inside(file)) {
-            return Err(content(format!("{:?} is no file of this folder", file)));
+            return Err(content(format!("{file:?} is no file of this folder")));
         }
-        if index.weight_map.is_empty() {
+        if index.weight_map.0.is_empty() {
             return Err(content("its weight_map is empty".to_owned()));
         }
-        Ok(index)
+        let whole = (bytes.len() as u64 <= SHORT).then(|| serde_json::from_slice(&bytes).ok());
+        let metadata = whole.flatten().and_then(|mut whole: Value| {
+            let metadata = whole.get_mut("metadata")?.take();
+            metadata.as_object().is_some_and(|all| !all.is_empty()).then(|| fact_of(metadata))
+        });
+        Ok((index, metadata))
     }
 
     /// The files that hold tensors, each once.
     pub(super) fn files(&self) -> impl Iterator<Item = &str> {
-        self.weight_map.values().map(String::as_str).collect::<BTreeSet<_>>().into_iter()
+        self.weight_map.0.values().map(String::as_str).collect::<BTreeSet<_>>().into_iter()
     }
 
     /// Every tensor with its file.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.weight_map.iter().map(|(name, file)| (name.as_str(), file.as_str()))
+        self.weight_map.0.iter().map(|(name, file)| (name.as_str(), file.as_str()))
     }
 
     /// The tensors of one file.
@@ -60,13 +70,35 @@ impl Index {
 
     /// Whether there is such a tensor.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.weight_map.contains_key(name)
+        self.weight_map.0.contains_key(name)
+    }
+}
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(WeightMapVisitor)
+    }
+}
+
+struct WeightMapVisitor;
+
+impl<'de> Visitor<'de> for WeightMapVisitor {
+    type Value = WeightMap;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of files by tensor")
     }
 
-    /// What the index says of the whole, for the state of the run.
-    pub(super) fn into_metadata(self) -> Option<(String, Fact)> {
-        let is_empty = self.metadata.as_object().is_none_or(serde_json::Map::is_empty);
-        (!is_empty).then(|| ("index".to_owned(), fact_of(self.metadata)))
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
+        let mut files = BTreeMap::new();
+        let mut left = LIMITS.metadata;
+        while let Some((name, file)) = map.next_entry::<String, String>()? {
+            left = left
+                .checked_sub(name.len() + file.len() + ENTRY)
+                .ok_or_else(|| A::Error::custom("more entries than any model has"))?;
+            files.insert(name, file);
+        }
+        Ok(WeightMap(files))
     }
 }
 
@@ -84,7 +116,7 @@ pub(super) fn read_json(path: &Path) -> Result<Option<Fact>, String> {
     if path.symlink_metadata().is_err() {
         return Ok(None);
     }
-    let bytes = read_file(path, LIMITS.facts as u64).map_err(|error| error.to_string())?;
+    let bytes = read_file(path, SHORT).map_err(|error| error.to_string())?;
     let value = serde_json::from_slice(&bytes).map_err(|error| format!("no JSON: {error}"))?;
     Ok(Some(fact_of(value)))
 }

@@ -8,7 +8,7 @@ mod names;
 mod parts;
 mod sources;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -32,6 +32,10 @@ pub(super) const FORMAT: Format = Format { name: "hf", detect, read };
 
 /// What the model says of itself.
 const CONFIG: &str = "config.json";
+
+/// Where torch's `HuggingFaceStorageWriter` puts the chunks that it then makes whole tensors of
+/// (`torch/distributed/checkpoint/hf_storage.py`).
+const SHARDED: &str = "sharded";
 
 /// Files beside the tensors that go into the state of the run, by the name they have there.
 const COMPANIONS: [(&str, &str); 2] =
@@ -61,7 +65,6 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     let Some(source) = source else {
         return Err(OpenError::Unrecognized {
             path: path.clone(),
-            seems: None,
             looked_for: "model.safetensors, pytorch_model.bin, their numbered parts or an index of them",
         });
     };
@@ -76,6 +79,10 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     // A file on its own is what is in it and no more.
     if path.is_dir() {
         folder.read_companions();
+        if path.join(SHARDED).is_dir() {
+            let note = "holds the same tensors once more in chunks, and is not read";
+            folder.notes.push(format!("{SHARDED}/ {note}"));
+        }
     }
     folder.into_catalog(&source, options)
 }
@@ -123,7 +130,11 @@ impl Folder<'_> {
         options: &OpenOptions,
     ) -> Result<Catalog, OpenError> {
         let index = match &source.index {
-            Some(file) => Some(Index::read(&self.path.join(file))?),
+            Some(file) => {
+                let (index, metadata) = Index::read(&self.path.join(file))?;
+                self.state.extend(metadata.map(|metadata| ("index".to_owned(), metadata)));
+                Some(index)
+            }
             None => None,
         };
         let wanted = match &index {
@@ -159,10 +170,13 @@ impl Folder<'_> {
             }
         }
         let parts = read_parts(&self.files, present)?;
-        Ok(self.gather(index, parts, options))
+        if let (Some(index), Some(file)) = (&index, &source.index) {
+            self.problems.extend(misplaced(index, &self.path.join(file), &parts));
+        }
+        Ok(self.gather(index.as_ref(), parts, options))
     }
 
-    fn gather(mut self, index: Option<Index>, parts: Vec<Part>, options: &OpenOptions) -> Catalog {
+    fn gather(mut self, index: Option<&Index>, parts: Vec<Part>, options: &OpenOptions) -> Catalog {
         let mut origin = Origin { format: FORMAT.name, shards: parts.len(), ..Origin::default() };
         if let Some(Fact::Text(version)) = self.config("transformers_version") {
             origin.writer = Some(format!("transformers {version}"));
@@ -170,38 +184,29 @@ impl Folder<'_> {
         let tied_by_config = self.config("tie_word_embeddings").cloned();
         let mut tensors: BTreeMap<Name, LogicalTensor> = BTreeMap::new();
         let mut aliases = BTreeMap::new();
-        let mut seen: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for Part { file, tensors: found, metadata, problems } in parts {
             self.problems.extend(problems);
-            let path = self.path.join(&file);
-            let mut problem = |name: &str, message: String| {
-                let tensor = Some(name.to_owned());
-                self.problems.push(Problem { file: Some(path.clone()), tensor, message });
-            };
+            let mut bounds = Bounds::new(&self.path.join(file));
             for (stored_name, stored) in found {
                 if names::is_buffer(&stored_name, stored.shape()) {
                     origin.left_out += 1;
-                    seen.entry(stored_name).or_default().push(file.clone());
                     continue;
                 }
                 if let Err(excess) = self.bounds.enter(&stored_name, 0) {
-                    problem(&stored_name, format!("the folder has {excess}"));
+                    bounds.problem(&stored_name, format_args!("the folder has {excess}"));
                     break;
                 }
-                if index.as_ref().is_some_and(|index| !index.has(&stored_name)) {
-                    problem(&stored_name, "is not in the index".to_owned());
+                if index.is_some_and(|index| !index.has(&stored_name)) {
+                    bounds.problem(&stored_name, "is not in the index");
                 }
                 let name = Name::new(names::unwrapped(&stored_name));
                 let tensor = LogicalTensor::from_stored(&stored, stored_name.as_str());
-                seen.entry(stored_name.clone()).or_default().push(file.clone());
                 match tensors.get_mut(&name) {
                     // What several files hold is one tensor and its copies.
                     Some(first) => {
                         if let Err(error) = first.add_copy(tensor) {
-                            problem(
-                                &stored_name,
-                                format!("another one than in another file: {error}"),
-                            );
+                            let what = format_args!("another one than in another file: {error}");
+                            bounds.problem(&stored_name, what);
                         }
                     }
                     None => {
@@ -209,13 +214,10 @@ impl Folder<'_> {
                     }
                 }
             }
+            self.problems.extend(bounds.into_problems());
             aliases.extend(metadata);
         }
-        if let Some(index) = &index {
-            self.check_index(index, &seen);
-        }
         let tensors = names::with_prefix(tensors);
-        self.state.extend(index.and_then(Index::into_metadata));
         let mut catalog = Catalog::new(origin, self.files);
         self.problems.extend(self.bounds.into_problems());
         (catalog.notes, catalog.problems, catalog.state) = (self.notes, self.problems, self.state);
@@ -229,24 +231,32 @@ impl Folder<'_> {
         }
         catalog
     }
+}
 
-    /// Every entry of the index must be where it says.
-    fn check_index(&mut self, index: &Index, seen: &BTreeMap<String, Vec<String>>) {
-        for (name, file) in index.entries() {
-            let holders = seen.get(name).map_or(&[][..], Vec::as_slice);
-            let is_read = self.files.ids().any(|id| self.files.path(id) == self.path.join(file));
-            if !is_read || holders.iter().any(|holder| holder == file) {
-                continue;
-            }
-            let tensor = Some(name.to_owned());
-            let message = match holders.first() {
-                Some(other) => format!("the index has it in this file, but it is in {other}"),
-                None => "the index has it in this file, which does not hold it".to_owned(),
-            };
-            let file = Some(self.path.join(file));
-            self.problems.push(Problem { file, tensor, message });
+/// Entries of an index that are not where it says, though the file is there.
+fn misplaced(index: &Index, path: &Path, parts: &[Part]) -> Vec<Problem> {
+    let mut holders: HashMap<&str, Vec<&str>> = HashMap::new();
+    for part in parts {
+        for (name, _) in &part.tensors {
+            holders.entry(name).or_default().push(&part.file);
+        }
+        // Whatever is wrong with a tensor, it is there.
+        for name in part.problems.iter().filter_map(|problem| problem.tensor.as_deref()) {
+            holders.entry(name).or_default().push(&part.file);
         }
     }
+    let read: HashSet<&str> = parts.iter().map(|part| part.file.as_str()).collect();
+    let mut bounds = Bounds::new(path);
+    for (name, file) in index.entries().filter(|(_, file)| read.contains(file)) {
+        match holders.get(name).map(Vec::as_slice) {
+            Some(holders) if holders.contains(&file) => {}
+            Some([other, ..]) => {
+                bounds.problem(name, format_args!("should be in {file}, but is in {other}"));
+            }
+            _ => bounds.problem(name, format_args!("should be in {file}, which does not hold it")),
+        }
+    }
+    bounds.into_problems()
 }
 
 /// What safetensors left out because it shares another tensor's memory: `__metadata__` has one name for the other.

@@ -89,7 +89,6 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     let Some(file) = file else {
         return Err(OpenError::Unrecognized {
             path: path.clone(),
-            seems: None,
             looked_for: "model.ckpt, rank_* folders",
         });
     };

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use crate::catalog::{Catalog, Origin, Problem, Section};
 use crate::formats::merged::insert_merged;
 use crate::formats::{Located, MissingShard, OpenError, OpenOptions};
-use crate::io::{FileId, FileSet};
+use crate::io::{FileId, FileSet, is_lfs_pointer};
 use crate::layout::rules::Rules;
 use crate::layout::{Fact, Facts, LayoutError, RankCoord, Shard, World, assemble_named};
 use crate::limits::LIMITS;
@@ -207,12 +207,22 @@ fn read_native(files: &FileSet, file: FileId) -> Result<NativeFile, OpenError> {
             return refuse("an llm.c file, where InfiniTrain's own was expected");
         }
         None if files.whole(file).len < 4 => return refuse("cut off inside its first 4 bytes"),
+        None if is_lfs_pointer(&head(files, file)) => {
+            return refuse("this is a git-lfs pointer, not the file itself; run git lfs pull");
+        }
         None => return refuse("does not begin with CKPT, so it is no file of InfiniTrain's"),
     };
     native::read(files, file, kind).map_err(|stop| match stop {
         Stop::Io(source) => OpenError::Io { path: path.to_path_buf(), source },
         stop => OpenError::Content { path: path.to_path_buf(), what: stop.to_string() },
     })
+}
+
+/// The first bytes of a file.
+fn head(files: &FileSet, file: FileId) -> Vec<u8> {
+    let mut head = vec![0; usize::try_from(files.whole(file).len.min(64)).unwrap_or(0)];
+    let read = files.read_exact_at(file, &mut head, 0);
+    if read.is_ok() { head } else { Vec::new() }
 }
 
 impl Run {

@@ -114,6 +114,9 @@ impl Ranks<'_> {
     }
 }
 
+/// Kinds of state: the most that an optimizer is known to have is four.
+const MOST_STATES: usize = 64;
+
 /// Puts together what the optimizers of all ranks keep, as the weights are.
 struct Assembler<'a> {
     world: &'a World,
@@ -128,6 +131,11 @@ impl Assembler<'_> {
     fn add_optimizer(&mut self, catalog: &mut Catalog, ranks: Vec<(RankCoord, RankOptimizer)>) {
         let names: BTreeSet<String> =
             ranks.iter().flat_map(|(_, rank)| rank.states.keys().cloned()).collect();
+        if names.len() > MOST_STATES {
+            let message = format!("more than {MOST_STATES} states of each parameter");
+            catalog.problems.push(Problem::of_tensor("optimizer", &message));
+            return;
+        }
         let mut lacking = Lacking::default();
         let mut without: Option<BTreeSet<Name>> = None;
         for state in &names {

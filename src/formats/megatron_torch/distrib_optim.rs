@@ -211,7 +211,7 @@ impl<'a> Buffers<'a> {
 
     /// Cuts a buffer into the parameters that it holds.
     fn unpack(
-        &self,
+        &mut self,
         buffer: &Buffer,
         content: &Content,
         states: &mut States,
@@ -229,6 +229,7 @@ impl<'a> Buffers<'a> {
         for (state, tensors) in &buffer.states {
             let kept = states.entry(state_name(state).to_owned()).or_default();
             for (param, (at, start)) in content.params.iter().zip(&places) {
+                self.bounds.enter(&param.name, 0).map_err(|excess| excess.to_string())?;
                 let tensor = tensors.get(*at).and_then(|flat| slice(flat, *start, param));
                 let tensor = tensor.ok_or_else(|| format!("{state} ends before {}", param.name))?;
                 kept.push(Kept { chunk: param.chunk, name: Arc::clone(&param.name), tensor });

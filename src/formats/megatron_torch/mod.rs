@@ -104,28 +104,31 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     ranks.note_sizes();
     let mut catalog = ranks.into_catalog(coords.into_iter().zip(opened).collect(), options);
     if options.wants(Section::Optimizer) {
-        catalog.problems.extend(unread_optimizer(&located.path));
+        tell_unread_optimizer(&located.path, &mut catalog);
     }
     Ok(catalog)
 }
 
-/// A file of an optimizer that keeps a part for every data parallel rank: `optim.pt` in a folder of its own (Megatron-LM
-/// 2022-03 to 2023-05, `megatron/checkpointing.py`), or Muon's (core 0.16, `core/optimizer/layer_wise_optimizer.py`).
-fn unread_optimizer(path: &Path) -> Option<Problem> {
-    const FILES: [(&str, &str); 2] = [
-        ("optim.pt", "load and save it with Megatron-LM 23.06 or newer"),
-        ("layer_wise_optimizer_0.pt", "save it with --ckpt-format torch_dist"),
-    ];
+/// An optimizer may keep a part for every data parallel rank, which is not put together.
+fn tell_unread_optimizer(path: &Path, catalog: &mut Catalog) {
     let folders = std::fs::read_dir(path).into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
     folders.sort();
-    let mut files =
-        folders.iter().flat_map(|folder| FILES.map(|(name, remedy)| (folder.join(name), remedy)));
-    let (file, remedy) = files.find(|(file, _)| file.is_file())?;
-    let message = format!(
-        "the optimizer keeps a part for every data parallel rank, which is not put together; {remedy}"
-    );
-    Some(Problem { file: Some(file), tensor: None, message })
+    let first =
+        |name: &str| folders.iter().map(|folder| folder.join(name)).find(|file| file.is_file());
+    const WHAT: &str = "a part of the optimizer for each data parallel rank is not put together";
+    // Folders of their own (Megatron-LM 2022-03 to 2023-05, `megatron/checkpointing.py`): nothing else is of the optimizer.
+    if let Some(file) = first("optim.pt") {
+        let file = file.display();
+        catalog.notes.push(format!(
+            "{file} and others: {WHAT}; to compare it, save it with Megatron-LM 23.06 or newer"
+        ));
+    }
+    // Muon's (core 0.16, `core/optimizer/layer_wise_optimizer.py`), which may be a part of the optimizer only.
+    if let Some(file) = first("layer_wise_optimizer_0.pt") {
+        let message = format!("{WHAT}; save it with --ckpt-format torch_dist");
+        catalog.problems.push(Problem { file: Some(file), tensor: None, message });
+    }
 }
 
 /// One rank's file on its own, looked at as if it were the whole.
@@ -215,7 +218,6 @@ fn rank_folders(
     if found.is_empty() {
         return Err(OpenError::Unrecognized {
             path: path.to_path_buf(),
-            seems: None,
             looked_for: "model_optim_rng.pt in the mp_rank_* folders",
         });
     }

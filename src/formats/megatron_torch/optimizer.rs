@@ -7,14 +7,15 @@
 //! core_v0.19 (`megatron/core/optimizer/optimizer.py`: `FP32Optimizer`, `Float16OptimizerWithFloat16Params`,
 //! `ChainedOptimizer`; `distrib_optimizer.py`: `state_dict`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::dtype::Dtype;
-use crate::formats::state::state_of;
+use crate::formats::state::state_without;
 use crate::formats::torch_file::key_text;
 use crate::formats::walk::{Bounds, joined};
 use crate::layout::Fact;
+use crate::limits::LIMITS;
 use crate::names::megatron::is_trained;
 use crate::tensor::StoredTensor;
 use crate::torch::{TorchFile, ValueId};
@@ -56,26 +57,33 @@ impl Param {
 
 /// The parameters of a rank in the order of `named_parameters`: that of the state dict, for both follow the modules.
 pub(super) fn params_in_order(chunks: &Chunks) -> Vec<Param> {
-    let mut params = Vec::new();
+    let mut params: Vec<Param> = Vec::new();
     for (&chunk, tensors) in chunks {
-        let mut of_chunk: Vec<Param> = Vec::new();
+        let start = params.len();
+        let mut first_at: HashMap<(u64, u64), usize> = HashMap::new();
         for (name, weight) in tensors.iter().filter(|(name, _)| is_trained(name)) {
             // A module under two names, as T5's output layer is, has its parameters once.
-            let is_same =
-                |other: &Param| name.ends_with(&*other.name) || other.name.ends_with(&**name);
-            if of_chunk.iter().any(|other| is_same(other) && other.weight == *weight) {
-                continue;
-            }
-            // megatron.legacy makes the copy of the embeddings before the heads, and stores it behind them.
-            let is_head = |other: &Param| {
-                other.name.starts_with("lm_head.") || other.name.starts_with("binary_head.")
+            let place = (weight.storage().offset, weight.storage_offset());
+            let first = *first_at.entry(place).or_insert(params.len());
+            let is_again = |first: &Param| {
+                let is_part = name.ends_with(&*first.name) || first.name.ends_with(&**name);
+                is_part && first.weight == *weight
             };
-            let head = of_chunk.iter().position(is_head);
-            let at = head.filter(|_| name.starts_with("word_embeddings_for_head."));
-            let param = Param { chunk, name: Arc::clone(name), weight: weight.clone() };
-            of_chunk.insert(at.unwrap_or(of_chunk.len()), param);
+            if !params.get(first).is_some_and(is_again) {
+                params.push(Param { chunk, name: Arc::clone(name), weight: weight.clone() });
+            }
         }
-        params.extend(of_chunk);
+        // megatron.legacy makes the copy of the embeddings before the heads, and stores it behind them.
+        let at = |names: [&str; 2]| {
+            let is_one = |param: &Param| names.iter().any(|name| param.name.starts_with(name));
+            params.iter().skip(start).position(is_one).map(|at| at + start)
+        };
+        let copy = at(["word_embeddings_for_head.", "word_embeddings_for_head."]);
+        if let (Some(head), Some(copy)) = (at(["lm_head.", "binary_head."]), copy)
+            && head < copy
+        {
+            params[head..=copy].rotate_right(1);
+        }
     }
     params
 }
@@ -133,58 +141,18 @@ const MASTERS: [&str; 2] = ["fp32_from_fp16_params", "fp32_from_fp16"];
 /// Where they are in the parts of a distributed optimizer before 23.06.
 const SHARDS: &str = "shard_fp32_from_float16_groups";
 
-/// Keys under which an optimizer keeps tensors, by the million where the file is hostile.
-const TENSORS: [&str; 4] = ["state", MASTERS[0], MASTERS[1], SHARDS];
+/// Where an optimizer keeps tensors, by the thousand, and the numbers of its parameters, which say nothing of the run.
+const NO_STATE: &[&str] = &["state", MASTERS[0], MASTERS[1], SHARDS, "params"];
 
 /// Keys of the optimizer inside another one's state dict.
 const INNER: [&str; 2] = ["optimizer", "optimizer_state_dict"];
 
-/// What an optimizer says of itself, its tensors and its numbering of parameters apart.
+/// Groups of all the optimizers of a rank: far more than any run has.
+const MOST_GROUPS: usize = 4096;
+
+/// What an optimizer says of itself.
 pub(super) fn plain_state(torch: &TorchFile, id: ValueId) -> Fact {
-    let values = torch.values();
-    if let Some(links) = values.elements(id) {
-        return Fact::List(links.iter().map(|link| plain_link(torch, *link)).collect());
-    }
-    plain_link(torch, id)
-}
-
-fn plain_link(torch: &TorchFile, id: ValueId) -> Fact {
-    let values = torch.values();
-    let Some(items) = values.mapping(id) else { return state_of(torch, id) };
-    let mut facts = BTreeMap::new();
-    for (key, value) in items {
-        let key = key_text(torch, key);
-        if TENSORS.contains(&key.as_str()) {
-            continue;
-        }
-        let inner = INNER.contains(&key.as_str()).then(|| values.mapping(value)).flatten();
-        let fact = match inner {
-            None => state_of(torch, value),
-            Some(inner) => {
-                let named = inner.map(|(key, value)| (key_text(torch, key), value));
-                let plain = named.filter(|(key, _)| !TENSORS.contains(&key.as_str()));
-                Fact::Map(
-                    plain
-                        .map(|(key, value)| (key, without_params(state_of(torch, value))))
-                        .collect(),
-                )
-            }
-        };
-        facts.insert(key, without_params(fact));
-    }
-    Fact::Map(facts)
-}
-
-/// Parameter groups without the numbers of their parameters, which say nothing of the run.
-fn without_params(mut groups: Fact) -> Fact {
-    if let Fact::List(groups) = &mut groups {
-        for group in groups {
-            if let Fact::Map(group) = group {
-                group.remove("params");
-            }
-        }
-    }
-    groups
+    state_without(torch, id, NO_STATE)
 }
 
 /// Reads the optimizers of a file.
@@ -194,8 +162,10 @@ pub(super) struct Reader<'a> {
     pub torch: &'a TorchFile,
     /// What the walk may cost.
     pub bounds: &'a mut Bounds,
-    /// Counters and the like, which are no states.
+    /// Entries that are no tensor of a parameter.
     pub left_out: usize,
+    /// The steps of each parameter, where they are counted.
+    pub steps: Vec<StoredTensor>,
 }
 
 impl Reader<'_> {
@@ -208,10 +178,16 @@ impl Reader<'_> {
             Some(links) => links.to_vec(),
             None => vec![id],
         };
-        let mut links = Vec::with_capacity(ids.len());
+        let mut links: Vec<Link> = Vec::new();
         for (at, id) in ids.iter().enumerate() {
             let prefix = if ids.len() > 1 { format!("optimizer {at}, ") } else { String::new() };
             links.push(self.link(*id, &prefix)?);
+            let groups = links.iter().map(|link| link.groups.len().max(1)).sum::<usize>();
+            let numbers =
+                links.iter().flat_map(|link| &link.groups).map(|group| group.params.len());
+            if groups > MOST_GROUPS || numbers.sum::<usize>() > LIMITS.pickle_values {
+                return Err("more groups than any run has".to_owned());
+            }
         }
         tell_apart(&mut links);
         Ok(links)
@@ -242,7 +218,7 @@ impl Reader<'_> {
         let groups = groups.ok_or_else(|| format!("{prefix}no param_groups"))?;
         let is_numbered = |group: &ValueId| values.dict_get(*group, "params").is_some();
         link.is_distributed = !groups.is_empty() && !groups.iter().any(is_numbered);
-        for (at, group) in groups.iter().enumerate() {
+        for (at, group) in groups.iter().enumerate().take(MOST_GROUPS + 1) {
             link.groups.push(Group::read(values, *group, format!("{prefix}group {at}"))?);
         }
         tell_decay(&mut link.groups);
@@ -274,8 +250,10 @@ impl Reader<'_> {
                 let name = joined(prefix, &key_text(self.torch, state));
                 self.bounds.enter(&name, 0).map_err(|excess| excess.to_string())?;
                 match self.torch.tensor(value) {
-                    // A counter of steps.
-                    Ok(Some(tensor)) if tensor.shape().is_empty() => self.left_out += 1,
+                    Ok(Some(tensor)) if tensor.shape().is_empty() => {
+                        self.left_out += 1;
+                        self.steps.extend((name.ends_with("step")).then_some(tensor));
+                    }
                     Ok(Some(tensor)) => {
                         tensors.insert(key_text(self.torch, state), tensor);
                     }

@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use crate::catalog::Problem;
+use crate::dtype::Dtype;
 use crate::formats::chain_text;
 use crate::formats::state::{facts_of, state_at};
-use crate::formats::torch_file::key_text;
-use crate::formats::walk::{Bounds, Excess, joined};
+use crate::formats::state_dict::Walk;
+use crate::formats::walk::Bounds;
 use crate::io::{FileId, FileSet};
 use crate::layout::{Fact, Facts};
 use crate::limits::LIMITS;
-use crate::tensor::StoredTensor;
-use crate::torch::{TorchFile, Value, ValueId};
+use crate::tensor::{ByteOrder, StoredTensor};
+use crate::torch::{TorchFile, ValueId};
 
 use super::distrib_optim::Buffers;
 use super::optimizer::{
@@ -115,12 +115,19 @@ impl RankFile {
         let params = params_in_order(&self.chunks);
         let facts = Facts::new(self.args.clone().unwrap_or_default(), given);
         let mut bounds = Bounds::new(&self.path);
-        let mut reader = Reader { torch, bounds: &mut bounds, left_out: 0 };
+        let mut reader = Reader { torch, bounds: &mut bounds, left_out: 0, steps: Vec::new() };
         let mut rank = RankOptimizer { params, states: States::new(), missing_file: None };
         match reader.links(id) {
             Err(error) => bounds.problem("", format_args!("{UNMATCHED}: {error}")),
             Ok(links) => {
                 self.left_out += reader.left_out;
+                let steps = reader.steps.iter().map_while(|step| scalar(files, step));
+                let steps: BTreeSet<u64> = steps.collect();
+                if !steps.is_empty() {
+                    let steps = steps.into_iter().filter_map(|step| i64::try_from(step).ok());
+                    let steps = Fact::List(steps.map(Fact::Int).collect());
+                    self.state.insert(format!("{OPTIMIZER}.step"), steps);
+                }
                 if links.iter().any(|link| link.is_distributed) {
                     match beside {
                         None => rank.missing_file = Some(self.path.with_file_name(DISTRIBUTED)),
@@ -180,6 +187,29 @@ fn read_buffers(
     (states, bounds.into_problems())
 }
 
+/// A counter that is a tensor: torch counts the steps of each parameter in one.
+fn scalar(files: &FileSet, tensor: &StoredTensor) -> Option<u64> {
+    let (dtype, storage) = (tensor.dtype(), tensor.storage());
+    let size = usize::try_from(dtype.size()).ok().filter(|&size| size <= 8)?;
+    let at = tensor.storage_offset().checked_mul(dtype.size())?;
+    let mut bytes = [0; 8];
+    let offset = storage.offset.checked_add(at)?;
+    files.read_exact_at(storage.file, bytes.get_mut(..size)?, offset).ok()?;
+    if tensor.byte_order() == ByteOrder::Big {
+        bytes.get_mut(..size)?.reverse();
+    }
+    let word = u64::from_le_bytes(bytes);
+    let steps = match dtype {
+        Dtype::Int64 => return Some(word),
+        Dtype::Float64 => f64::from_bits(word),
+        Dtype::Float32 => f64::from(f32::from_bits(u32::try_from(word).ok()?)),
+        _ => return None,
+    };
+    // Counters are whole; what is none is no counter.
+    let whole = steps >= 0.0 && steps.fract() == 0.0 && steps < 9e15;
+    whole.then(|| format!("{steps:.0}").parse().ok()).flatten()
+}
+
 /// Everything at the top but models, optimizers and `args`.
 fn state_at_top(torch: &TorchFile) -> BTreeMap<String, Fact> {
     state_at(torch, torch.root(), |key| {
@@ -195,52 +225,4 @@ fn chunk_number(key: &str) -> Option<u64> {
     }
     let is_number = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| digits.parse().ok()).flatten()
-}
-
-/// Collects the tensors of a nest of dicts under dotted names.
-struct Walk<'a> {
-    torch: &'a TorchFile,
-    bounds: &'a mut Bounds,
-    left_out: usize,
-    tensors: Vec<(Arc<str>, StoredTensor)>,
-}
-
-impl Walk<'_> {
-    fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), Excess> {
-        self.bounds.enter(name, depth)?;
-        let values = self.torch.values();
-        let is_extra_state =
-            name.rsplit('.').next().is_some_and(|last| last.starts_with("_extra_state"));
-        if is_extra_state {
-            self.left_out += 1;
-            return Ok(());
-        }
-        match self.torch.tensor(id) {
-            Ok(Some(tensor)) => {
-                self.tensors.push((name.into(), tensor));
-                return Ok(());
-            }
-            Err(error) => {
-                self.bounds.problem(name, error);
-                return Ok(());
-            }
-            Ok(None) => {}
-        }
-        if let Some(members) = values.mapping(id) {
-            for (key, member) in members {
-                let name = joined(name, &key_text(self.torch, key));
-                self.collect(&name, member, depth + 1)?;
-            }
-            return Ok(());
-        }
-        match values.get(id) {
-            Value::Call(_) => {
-                let class = values.class_name(id).unwrap_or_else(|| "an object".to_owned());
-                let message = format!("holds {class}, which is no tensor that can be read");
-                self.bounds.problem(name, message);
-            }
-            _ => self.left_out += 1,
-        }
-        Ok(())
-    }
 }

@@ -1,5 +1,5 @@
 //! Plain Rust: the definition of `lanes.rs` as it stands. On a machine without a fused
-//! multiply-add this is slow, because each one is a call.
+//! multiply-add this is slow, because each one is a call, of products that do not fit an `f64`.
 
 use super::{CHUNK, FLOAT64, Form, Found, form_dtype, width};
 use crate::kernel::decode::decode_chunk;
@@ -18,7 +18,11 @@ pub(super) fn pairs<const A: Form, const B: Form>(
     for (index, (a, b)) in chunks.enumerate() {
         decode_chunk(form_dtype(A), a, &mut values[0]);
         decode_chunk(form_dtype(B), b, &mut values[1]);
-        totals.add_reals(&values);
+        if A == FLOAT64 || B == FLOAT64 {
+            totals.add_reals::<false>(&values);
+        } else {
+            totals.add_reals::<true>(&values);
+        }
         let (differing, largest) = survey(&values);
         found.note(index, differing, largest);
         if A == FLOAT64 || B == FLOAT64 {
@@ -35,7 +39,7 @@ pub(super) fn pairs<const A: Form, const B: Form>(
 /// See [`Isa::decoded_pairs`](super::Isa::decoded_pairs).
 pub(super) fn decoded_pairs(a: &Chunk, b: &Chunk, totals: &mut Totals) -> Found {
     let values = [*a, *b];
-    totals.add_reals(&values);
+    totals.add_reals::<false>(&values);
     let (differing, largest) = survey(&values);
     let mut found = Found::default();
     found.note(0, differing, largest);
@@ -48,9 +52,11 @@ pub(super) fn squares<const A: Form>(a: &[u8], lanes: &mut Lanes) -> f64 {
     let mut values = [0.0; CHUNK];
     for a in a.chunks(CHUNK * width(A)) {
         decode_chunk(form_dtype(A), a, &mut values);
-        lanes.add_products(&values, &values);
         if A == FLOAT64 {
+            lanes.add_products::<false>(&values, &values);
             largest = larger(largest, largest_magnitude(&values));
+        } else {
+            lanes.add_products::<true>(&values, &values);
         }
     }
     largest
@@ -58,7 +64,7 @@ pub(super) fn squares<const A: Form>(a: &[u8], lanes: &mut Lanes) -> f64 {
 
 /// See [`Isa::products`](super::Isa::products).
 pub(super) fn products(x: &Chunk, y: &Chunk, lanes: &mut Lanes) {
-    lanes.add_products(x, y);
+    lanes.add_products::<false>(x, y);
 }
 
 /// The number of differences that are not zero, and the largest magnitude.

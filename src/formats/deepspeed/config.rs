@@ -1,0 +1,68 @@
+//! What the configuration files beside a checkpoint say (gpt-neox copies them to `configs/`).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::layout::Fact;
+
+/// Longer than any configuration.
+const LONGEST: u64 = 1 << 20;
+
+/// More files than a run is configured with.
+const FILES: usize = 64;
+
+/// The plain values at the top of the `.yml` files of `configs/`, beside the tag's files or in its save folder.
+pub(super) fn facts(tag: &Path) -> BTreeMap<String, Fact> {
+    let mut facts = BTreeMap::new();
+    for root in [tag.parent(), Some(tag)].into_iter().flatten() {
+        let files = std::fs::read_dir(root.join("configs")).into_iter().flatten().flatten();
+        let mut files: Vec<_> = files.map(|entry| entry.path()).collect();
+        files.sort_unstable();
+        let is_yml = |path: &&std::path::PathBuf| {
+            path.extension().is_some_and(|extension| extension == "yml" || extension == "yaml")
+        };
+        for path in files.iter().filter(is_yml).take(FILES) {
+            let is_fitting =
+                std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() <= LONGEST);
+            if let Some(bytes) = is_fitting.then(|| std::fs::read(path).ok()).flatten() {
+                facts.extend(String::from_utf8_lossy(&bytes).lines().filter_map(fact));
+            }
+        }
+    }
+    facts
+}
+
+/// `"gpt-j-residual": true,` and the like; gpt-neox takes `-` and `_` for the same.
+fn fact(line: &str) -> Option<(String, Fact)> {
+    let line = line.split(" #").next()?;
+    let (key, value) = line.trim().split_once(':')?;
+    let key = key.trim().trim_matches(['"', '\'']).replace('-', "_");
+    let value = value.trim().trim_end_matches(',').trim_end();
+    let is_name = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    if key.is_empty() || !is_name || key.len() > 100 {
+        return None;
+    }
+    let fact = match value {
+        "true" | "True" => Fact::Bool(true),
+        "false" | "False" => Fact::Bool(false),
+        _ => Fact::Int(value.parse().ok()?),
+    };
+    Some((key, fact))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_lines_are_facts() {
+        let read = |line| fact(line);
+        let yes = Some(("gpt_j_residual".to_owned(), Fact::Bool(true)));
+        assert_eq!(read("  \"gpt-j-residual\": true,"), yes);
+        assert_eq!(read("gpt_j_residual: True  # parallel"), yes);
+        assert_eq!(read("\"num_layers\": 44,"), Some(("num_layers".to_owned(), Fact::Int(44))));
+        for line in ["{", "# comment", "\"optimizer\": {", "  \"lr\": 0.1,", ": 1", ""] {
+            assert_eq!(read(line), None, "{line}");
+        }
+    }
+}

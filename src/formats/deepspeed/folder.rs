@@ -1,0 +1,283 @@
+//! Where a DeepSpeed checkpoint is, and what the files in it are, by their names.
+//!
+//! Facts from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
+//! `_get_expert_ckpt_name`, `_get_optimizer_ckpt_name`; `runtime/pipe/module.py`: `ckpt_layer_path`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::formats::{Located, OpenError};
+use crate::limits::LIMITS;
+use crate::names::printable;
+
+/// Files that name the newest tag: an ordinary checkpoint's, and that of a universal one.
+const TRACKERS: [&str; 2] = ["latest", "latest_universal"];
+
+/// The folder of a universal checkpoint that has a folder for every parameter.
+const UNIVERSAL: &str = "zero";
+
+/// What one file of a tag is, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Model { mp: u64 },
+    ZeroModel { mp: u64, dp: u64 },
+    Zero { mp: u64, dp: u64 },
+    Layer { layer: u64, tp: Option<u64> },
+    Expert { mp: u64 },
+    ExpertOptimizer,
+}
+
+/// The files of one tag, by rank.
+#[derive(Debug, Default)]
+pub(super) struct Folder {
+    /// `mp_rank_RR_model_states.pt`.
+    pub model: BTreeMap<u64, PathBuf>,
+    /// `zero_pp_rank_D_mp_rank_RR_model_states.pt` (ZeRO-3), by model and data parallel rank.
+    pub zero_model: BTreeMap<(u64, u64), PathBuf>,
+    /// `zero_pp_rank_D_mp_rank_RR_optim_states.pt`, also with `bf16_` or `fp16_` in front.
+    pub zero: BTreeMap<(u64, u64), PathBuf>,
+    /// `layer_LL-model_MM-model_states.pt`; without a model axis `MM` is 0.
+    pub layers: BTreeMap<(u64, u64), PathBuf>,
+    /// Experts, each in a file of its own, with their model parallel rank.
+    pub experts: Vec<(u64, PathBuf)>,
+    /// `expp_rank_E_mp_rank_RR_optim_states.pt`: the optimizer of a run with experts and without ZeRO.
+    pub expert_optimizers: Vec<PathBuf>,
+    /// `zero/`, where it holds parameters.
+    pub universal: Option<PathBuf>,
+    /// Files that look like a part of the checkpoint and are none that is known.
+    pub unknown: Vec<PathBuf>,
+}
+
+fn number(digits: &str) -> Option<u64> {
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().ok()).flatten().filter(|number| *number < LIMITS.ranks)
+}
+
+/// Reads a file's name; `None` where it is none of a checkpoint's.
+fn kind_of(name: &str) -> Option<Kind> {
+    let stem = name.strip_suffix(".pt")?;
+    if let Some(rest) = stem.strip_prefix("layer_") {
+        if let Some(rest) = rest.strip_suffix("-model_states") {
+            let (layer, tp) = match rest.split_once("-model_") {
+                Some((layer, tp)) => (layer, Some(number(tp)?)),
+                None => (rest, None),
+            };
+            return Some(Kind::Layer { layer: number(layer)?, tp });
+        }
+        let (layer, expert) = rest.split_once("_expert_")?;
+        number(layer)?;
+        return expert_rank(expert);
+    }
+    if let Some(expert) = stem.strip_prefix("expert_") {
+        return expert_rank(expert);
+    }
+    let (front, mp) = stem.rsplit_once("mp_rank_")?;
+    let (mp, is_model) = match (mp.strip_suffix("_model_states"), mp.strip_suffix("_optim_states"))
+    {
+        (Some(mp), _) => (number(mp)?, true),
+        (_, Some(mp)) => (number(mp)?, false),
+        (None, None) => return None,
+    };
+    if front.is_empty() && is_model {
+        return Some(Kind::Model { mp });
+    }
+    if let Some(expert) = front.strip_prefix("expp_rank_") {
+        number(expert.strip_suffix('_')?)?;
+        return (!is_model).then_some(Kind::ExpertOptimizer);
+    }
+    let front =
+        ["bf16_", "fp16_"].iter().find_map(|kind| front.strip_prefix(kind)).unwrap_or(front);
+    let dp = number(front.strip_prefix("zero_pp_rank_")?.strip_suffix('_')?)?;
+    Some(if is_model { Kind::ZeroModel { mp, dp } } else { Kind::Zero { mp, dp } })
+}
+
+fn expert_rank(text: &str) -> Option<Kind> {
+    let (expert, mp) = text.strip_suffix("_model_states")?.split_once("_mp_rank_")?;
+    number(expert)?;
+    Some(Kind::Expert { mp: number(mp)? })
+}
+
+fn names_in(path: &Path) -> Result<Vec<String>, OpenError> {
+    let io_error = |source| OpenError::Io { path: path.to_path_buf(), source };
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(io_error)? {
+        names.push(entry.map_err(io_error)?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn is_universal(path: &Path) -> bool {
+    let inside = std::fs::read_dir(path.join(UNIVERSAL)).into_iter().flatten().flatten();
+    inside.into_iter().any(|entry| entry.path().join("fp32.pt").exists())
+}
+
+/// Whether this folder holds the files of one tag.
+fn is_tag(path: &Path) -> bool {
+    names_in(path).is_ok_and(|names| names.iter().any(|name| kind_of(name).is_some()))
+        || is_universal(path)
+}
+
+/// The step that a tag's name tells.
+fn step_of(tag: &str) -> Option<u64> {
+    let digits = tag.strip_prefix("global_step")?;
+    number(digits.strip_suffix("_universal").unwrap_or(digits))
+}
+
+/// `global_step<N>` folders of a save folder, by step.
+fn tags_in(path: &Path) -> BTreeMap<(u64, String), PathBuf> {
+    let names = names_in(path).unwrap_or_default().into_iter();
+    let tag = |name: String| {
+        let folder = path.join(&name);
+        (folder.is_dir()).then_some(())?;
+        Some(((step_of(&name)?, name), folder))
+    };
+    names.filter_map(tag).collect()
+}
+
+pub(super) fn detect(path: &Path) -> bool {
+    let is_tracker =
+        |name: &str| path.join(name).symlink_metadata().is_ok_and(|meta| !meta.is_dir());
+    path.is_dir()
+        && (is_tag(path)
+            || TRACKERS.iter().any(|name| is_tracker(name))
+            || tags_in(path).values().any(|tag| is_tag(tag)))
+}
+
+/// From the folder that was given to that of one tag: itself, what `latest` says, or the newest.
+pub(super) fn locate(located: &Located) -> Result<Located, OpenError> {
+    let path = &located.path;
+    let iteration = |tag: &Path| tag.file_name().and_then(|name| step_of(&name.to_string_lossy()));
+    let found = |tag: PathBuf, notes| Located { iteration: iteration(&tag), path: tag, notes };
+    if is_tag(path) {
+        return Ok(found(path.clone(), Vec::new()));
+    }
+    for tracker in TRACKERS {
+        if let Some(tag) = follow(&path.join(tracker), path)? {
+            return Ok(found(tag, Vec::new()));
+        }
+    }
+    let tags = tags_in(path);
+    let mut checkpoints = tags.iter().filter(|(_, tag)| is_tag(tag));
+    let Some(((_, newest), tag)) = checkpoints.next_back() else {
+        return Err(OpenError::Unrecognized {
+            path: path.clone(),
+            looked_for: "mp_rank_*_model_states.pt and the other files of a DeepSpeed tag",
+        });
+    };
+    let count = 1 + checkpoints.count();
+    let notes = if count > 1 {
+        let text =
+            format!("{}: no latest and {count} tags: took the newest, {newest}", path.display());
+        vec![text]
+    } else {
+        Vec::new()
+    };
+    Ok(found(tag.clone(), notes))
+}
+
+/// The folder that a tracker names.
+fn follow(tracker: &Path, root: &Path) -> Result<Option<PathBuf>, OpenError> {
+    /// A tag is one word; what is longer is something else.
+    const LONGEST: u64 = 4096;
+    let problem = |what: String| OpenError::Tracker { path: tracker.to_path_buf(), what };
+    let io_error = |source| OpenError::Io { path: tracker.to_path_buf(), source };
+    if tracker.symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    let meta = std::fs::metadata(tracker).map_err(io_error)?;
+    if !meta.is_file() || meta.len() > LONGEST {
+        return Err(problem("does not hold a tag; name the tag's folder instead".to_owned()));
+    }
+    let bytes = std::fs::read(tracker).map_err(io_error)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let tag = text.trim_start_matches('\u{feff}').trim();
+    if tag.is_empty() {
+        let what = "is empty: its save was interrupted; name the tag's folder instead";
+        return Err(problem(what.to_owned()));
+    }
+    let is_one_name = !tag.contains(['/', '\\', '\0']) && tag != "." && tag != "..";
+    let folder = root.join(tag);
+    if !is_one_name || !folder.is_dir() {
+        let there = tags_in(root);
+        let hint = match there.keys().next_back() {
+            Some((_, newest)) => format!("name a folder instead, e.g. {}", printable(newest)),
+            None => "there is no tag here at all".to_owned(),
+        };
+        let what = format!("says {}, but there is no such folder; {hint}", printable(tag));
+        return Err(problem(what));
+    }
+    Ok(Some(folder))
+}
+
+impl Folder {
+    /// Sorts the files of a tag.
+    pub(super) fn read(path: &Path) -> Result<Self, OpenError> {
+        let mut folder = Self::default();
+        for name in names_in(path)? {
+            let file = path.join(&name);
+            let same = |other: Option<PathBuf>| match other {
+                None => Ok(()),
+                Some(other) => {
+                    let other = other.file_name().unwrap_or_default().to_string_lossy();
+                    let what =
+                        format!("{} and {} are the same rank", printable(&name), printable(&other));
+                    Err(OpenError::Content { path: path.to_path_buf(), what })
+                }
+            };
+            match kind_of(&name) {
+                Some(Kind::Model { mp }) => same(folder.model.insert(mp, file))?,
+                Some(Kind::ZeroModel { mp, dp }) => same(folder.zero_model.insert((mp, dp), file))?,
+                Some(Kind::Zero { mp, dp }) => same(folder.zero.insert((mp, dp), file))?,
+                Some(Kind::Layer { layer, tp }) => {
+                    same(folder.layers.insert((layer, tp.unwrap_or(0)), file))?;
+                }
+                Some(Kind::Expert { mp }) => folder.experts.push((mp, file)),
+                Some(Kind::ExpertOptimizer) => folder.expert_optimizers.push(file),
+                None if name.ends_with("_states.pt") => folder.unknown.push(file),
+                None => {}
+            }
+        }
+        folder.universal = is_universal(path).then(|| path.join(UNIVERSAL));
+        Ok(folder)
+    }
+
+    /// A file's name for a rank of which it is missing, after the manner of one that is there.
+    pub(super) fn zero_name(&self, mp: u64, dp: u64) -> String {
+        let prefix = self.zero.values().next().and_then(|path| {
+            let name = path.file_name()?.to_string_lossy().into_owned();
+            Some(name[..name.find("zero_pp_rank_")?].to_owned())
+        });
+        format!("{}zero_pp_rank_{dp}_mp_rank_{mp:02}_optim_states.pt", prefix.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_what_a_file_is() {
+        let cases = [
+            ("mp_rank_00_model_states.pt", Some(Kind::Model { mp: 0 })),
+            ("mp_rank_107_model_states.pt", Some(Kind::Model { mp: 107 })),
+            ("mp_rank_00_optim_states.pt", None),
+            ("zero_pp_rank_10_mp_rank_01_model_states.pt", Some(Kind::ZeroModel { mp: 1, dp: 10 })),
+            ("zero_pp_rank_3_mp_rank_00_optim_states.pt", Some(Kind::Zero { mp: 0, dp: 3 })),
+            ("bf16_zero_pp_rank_3_mp_rank_02_optim_states.pt", Some(Kind::Zero { mp: 2, dp: 3 })),
+            ("fp16_zero_pp_rank_0_mp_rank_00_optim_states.pt", Some(Kind::Zero { mp: 0, dp: 0 })),
+            ("layer_05-model_states.pt", Some(Kind::Layer { layer: 5, tp: None })),
+            ("layer_105-model_03-model_states.pt", Some(Kind::Layer { layer: 105, tp: Some(3) })),
+            ("layer_0_expert_11_mp_rank_00_model_states.pt", Some(Kind::Expert { mp: 0 })),
+            ("expert_1_mp_rank_02_model_states.pt", Some(Kind::Expert { mp: 2 })),
+            ("expp_rank_1_mp_rank_00_optim_states.pt", Some(Kind::ExpertOptimizer)),
+            ("layer_x-model_states.pt", None),
+            ("zero_pp_rank_x_mp_rank_00_optim_states.pt", None),
+            ("zero_pp_rank_99999999999999999999_mp_rank_00_optim_states.pt", None),
+            ("mp_rank_00", None),
+        ];
+        for (name, kind) in cases {
+            assert_eq!(kind_of(name), kind, "{name}");
+        }
+    }
+}

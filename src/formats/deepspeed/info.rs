@@ -1,0 +1,94 @@
+//! `universal_checkpoint_info`: regular expressions by which a run says itself how its parameters are cut.
+//!
+//! Facts from DeepSpeed 0.19 (`checkpoint/constants.py`, `checkpoint/ds_to_universal.py`, `merge_tp_slices`).
+
+use regex::bytes::{Regex, RegexBuilder};
+
+use crate::layout::Fact;
+use crate::layout::cuts::Cut;
+
+/// The lists of patterns, and what each says. Everything else is cut along dimension 0.
+const LISTS: [(&str, Cut); 5] = [
+    ("tp_replicated_parameter_patterns", Cut::Replicated),
+    ("parameter_to_average_patterns", Cut::Averaged),
+    ("parameter_with_2_sub_params_cat_dim_0", Cut::Halves),
+    ("vocabulary_parameter_patterns", Cut::Vocab),
+    ("parameter_with_row_parallelism_patterns", Cut::Split(1)),
+];
+
+/// Patterns that are compiled: far more than any run has.
+const PATTERNS: usize = 4096;
+
+/// Bytes that one pattern may compile to.
+const COMPILED: usize = 64 << 10;
+
+/// The patterns of one run.
+#[derive(Debug, Default)]
+pub(super) struct Info {
+    rules: Vec<(Regex, Cut)>,
+    /// Patterns that are no regular expressions that can be read here.
+    pub unread: Vec<String>,
+}
+
+impl Info {
+    pub(super) fn new(info: Option<&Fact>) -> Self {
+        let mut found = Self::default();
+        let Some(Fact::Map(info)) = info else { return found };
+        for (list, cut) in LISTS {
+            if let Some(Fact::List(patterns)) = info.get(list) {
+                patterns.iter().for_each(|pattern| found.add(pattern, &cut));
+            }
+        }
+        if let Some(Fact::List(subs)) = info.get("parameter_with_sub_params") {
+            subs.iter().for_each(|sub| found.add_sections(sub));
+        }
+        found
+    }
+
+    fn add(&mut self, pattern: &Fact, cut: &Cut) {
+        let Fact::Text(pattern) = pattern else { return };
+        if self.rules.len() >= PATTERNS {
+            return;
+        }
+        // Python's `re.match` starts at the beginning and need not reach the end.
+        let anchored = format!("^(?:{pattern})");
+        match RegexBuilder::new(&anchored).unicode(false).size_limit(COMPILED).build() {
+            Ok(regex) => self.rules.push((regex, cut.clone())),
+            Err(_) => self.unread.push(pattern.chars().take(200).collect()),
+        }
+    }
+
+    /// `{"patterns": [...], "shape": [[q, k, v], -1], "partition_dim": 0}`.
+    fn add_sections(&mut self, sub: &Fact) {
+        let Fact::Map(sub) = sub else { return };
+        let (Some(Fact::List(patterns)), Some(Fact::List(shape)), Some(Fact::Int(dim))) =
+            (sub.get("patterns"), sub.get("shape"), sub.get("partition_dim"))
+        else {
+            return;
+        };
+        let dim = usize::try_from(*dim).unwrap_or(usize::MAX);
+        let size = |fact: &Fact| match fact {
+            Fact::Int(size) => u64::try_from(*size).ok(),
+            _ => None,
+        };
+        let sizes = match shape.get(dim) {
+            Some(Fact::List(sizes)) => sizes.iter().map(size).collect::<Option<Vec<u64>>>(),
+            _ => None,
+        };
+        for pattern in patterns {
+            match &sizes {
+                Some(sizes) => self.add(pattern, &Cut::Sections { dim, sizes: sizes.clone() }),
+                None => self.unread.extend(match pattern {
+                    Fact::Text(pattern) => Some(pattern.chars().take(200).collect()),
+                    _ => None,
+                }),
+            }
+        }
+    }
+
+    /// What is said of a parameter, by the name that DeepSpeed's optimizer has for it.
+    pub(super) fn cut(&self, param: &str) -> Option<&Cut> {
+        let found = self.rules.iter().find(|(regex, _)| regex.is_match(param.as_bytes()));
+        found.map(|(_, cut)| cut)
+    }
+}

@@ -1,0 +1,54 @@
+//! DeepSpeed: ZeRO 0 to 3, pipeline layers of GPT-NeoX and Megatron-DeepSpeed, experts, universal checkpoints.
+//!
+//! ```text
+//! folder    which tag, which files            states      what one file holds
+//! ranks     which ranks, what is missing      pipeline    LL.<key> -> names
+//! zero      flat partitions -> tensors        universal   zero/<name>/fp32.pt -> tensors
+//! whole     all of it -> catalog              info, config  what the run says of its layout
+//! ```
+//! The weights of the module and the fp32 masters of the optimizer are sections of their own. Only where there are no
+//! weights but those of the masters (ZeRO-3) are they the model, and a note says so.
+
+mod config;
+mod folder;
+mod info;
+mod pipeline;
+mod ranks;
+mod states;
+mod universal;
+mod whole;
+mod zero;
+
+use crate::catalog::{Catalog, Section};
+use crate::io::FileSet;
+
+use super::{Format, Located, OpenError, OpenOptions};
+
+use folder::Folder;
+use ranks::{Run, Weights};
+use whole::Whole;
+
+/// `deepspeed`: a save folder with `latest`, or the folder of one tag.
+pub(super) const FORMAT: Format = Format { name: "deepspeed", detect: folder::detect, read };
+
+fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let tag = folder::locate(located)?;
+    let folder = Folder::read(&tag.path)?;
+    let mut files = FileSet::default();
+    let run = Run::open(&folder, &tag.path, &mut files, options)?;
+    let wants_model = options.wants(Section::Model);
+    let layers = if wants_model { run.read_layers(&mut files)? } else { Vec::new() };
+    let names = run.layer_names(&layers);
+    run.check_layers(&names, &layers)?;
+    let mut whole = Whole::new(&run, names);
+    if options.wants(Section::Optimizer) || (wants_model && run.weights == Weights::Masters) {
+        whole.read_masters(&mut files)?;
+    }
+    if wants_model {
+        whole.add_model(layers, &mut files)?;
+    }
+    if options.wants(Section::Optimizer) {
+        whole.add_optimizer();
+    }
+    Ok(whole.into_catalog(&tag, files, options))
+}

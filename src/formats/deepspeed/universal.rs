@@ -1,0 +1,148 @@
+//! Universal checkpoints: a folder for every parameter, in it a file for every state, put together over all ranks.
+//!
+//! Facts from DeepSpeed 0.19 (`checkpoint/ds_to_universal.py`): from ZeRO-1 and 2 a file holds a dict with the tensor as
+//! `param`; from ZeRO-3 it holds a bare vector without a shape.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::catalog::Problem;
+use crate::formats::{MissingFile, OpenError};
+use crate::io::{FileId, FileSet};
+use crate::tensor::{LogicalTensor, StoredTensor};
+
+use super::states::open;
+use super::zero::{Moment, Moments, shaped_vector};
+
+/// The states of a universal checkpoint, by the name of the file; `step` is a number and no tensor of a parameter.
+const NOT_A_STATE: &str = "step";
+
+/// What the files in `zero/` hold.
+#[derive(Default)]
+pub(super) struct Universal {
+    pub moments: Moments,
+    /// Files with a value that is no master: the widened 16-bit weight of an alias, a frozen parameter or a buffer.
+    pub left_out: usize,
+    pub shards: usize,
+}
+
+struct Source {
+    param: Arc<str>,
+    state: String,
+    file: FileId,
+}
+
+/// Reads the folders of all parameters; `shapes` tells which parameters there should be.
+pub(super) fn read(
+    root: &Path,
+    files: &mut FileSet,
+    shapes: &BTreeMap<&str, &[u64]>,
+) -> Result<Universal, OpenError> {
+    let mut universal = Universal::default();
+    let sources = sources(root, files, shapes, &mut universal)?;
+    let files = &*files;
+    let read = |source: &Source| read_file(files, source, shapes);
+    let found: Vec<Result<LogicalTensor, Problem>> =
+        sources.par_iter().map(read).collect::<Result<_, OpenError>>()?;
+    for (source, found) in sources.into_iter().zip(found) {
+        match found {
+            Ok(tensor) => {
+                let Source { param, state, .. } = source;
+                universal.moments.found.push(Moment { state, param, tensor });
+            }
+            Err(problem) => universal.moments.problems.push(problem),
+        }
+        universal.shards += 1;
+    }
+    Ok(universal)
+}
+
+fn sources(
+    root: &Path,
+    files: &mut FileSet,
+    shapes: &BTreeMap<&str, &[u64]>,
+    universal: &mut Universal,
+) -> Result<Vec<Source>, OpenError> {
+    let io_error = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| OpenError::Io { path, source }
+    };
+    let mut folders: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for entry in std::fs::read_dir(root).map_err(io_error(root))? {
+        let path = entry.map_err(io_error(root))?.path();
+        if path.is_dir() {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            folders.insert(name, path);
+        }
+    }
+    let absent = shapes.keys().filter(|name| !folders.contains_key(**name));
+    let missing: Vec<MissingFile> = absent
+        .map(|name| MissingFile {
+            path: root.join(name).join("fp32.pt"),
+            why: "param_shapes lists this parameter".to_owned(),
+        })
+        .collect();
+    if !missing.is_empty() {
+        return Err(OpenError::MissingFiles { files: missing });
+    }
+    let mut sources = Vec::new();
+    for (name, folder) in folders {
+        let mut states = BTreeMap::new();
+        for entry in std::fs::read_dir(&folder).map_err(io_error(&folder))? {
+            let path = entry.map_err(io_error(&folder))?.path();
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if let Some(state) = file.strip_suffix(".pt") {
+                states.insert(state.to_owned(), path);
+            }
+        }
+        if states.remove(NOT_A_STATE).is_some() {
+            universal.left_out += 1;
+        }
+        let is_master = shapes.contains_key(name.as_str()) || states.len() > 1;
+        if !is_master {
+            universal.left_out += states.len();
+            continue;
+        }
+        if !states.contains_key("fp32") {
+            let why = "the other states of this parameter are there".to_owned();
+            let missing = MissingFile { path: folder.join("fp32.pt"), why };
+            return Err(OpenError::MissingFiles { files: vec![missing] });
+        }
+        for (state, path) in states {
+            let file = files.add(&path).map_err(io_error(&path))?;
+            let state = if state == "fp32" { "fp32_param".to_owned() } else { state };
+            sources.push(Source { param: name.as_str().into(), state, file });
+        }
+    }
+    Ok(sources)
+}
+
+fn read_file(
+    files: &FileSet,
+    source: &Source,
+    shapes: &BTreeMap<&str, &[u64]>,
+) -> Result<Result<LogicalTensor, Problem>, OpenError> {
+    let torch = open(files, source.file)?;
+    let name = format!("optimizer.{}.{}", source.state, source.param);
+    let problem = |message: String| Problem {
+        file: Some(files.path(source.file).to_path_buf()),
+        tensor: Some(name.clone()),
+        message,
+    };
+    let dict = torch.values().dict_get(torch.root(), "param");
+    let stored = match torch.tensor(dict.unwrap_or(torch.root())) {
+        Ok(Some(stored)) => stored,
+        Ok(None) => return Ok(Err(problem("holds no tensor".to_owned()))),
+        Err(error) => return Ok(Err(problem(error.to_string()))),
+    };
+    let whole = |stored: &StoredTensor| LogicalTensor::from_stored(stored, name.as_str());
+    Ok(match (dict, shapes.get(&*source.param)) {
+        // A bare vector has the shape that the model file lists.
+        (None, Some(shape)) => shaped_vector(&stored, &name, shape).map_err(problem),
+        (None, None) => Err(problem("is a vector, and nothing tells its shape".to_owned())),
+        (Some(_), _) => Ok(whole(&stored)),
+    })
+}

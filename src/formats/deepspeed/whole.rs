@@ -1,0 +1,432 @@
+//! All that the ranks hold, put together: parts under their global names -> catalog.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::formats::{Located, OpenError, OpenOptions};
+use crate::io::FileSet;
+use crate::layout::Fact;
+use crate::layout::cuts::{Cut, Cuts, Part, PartMerger, Parts, RowBiases};
+use crate::names::Name;
+use crate::tensor::{LogicalTensor, Merge, StoredTensor};
+
+use super::info::Info;
+use super::pipeline::{LayerNames, split_layer};
+use super::ranks::{Layer, Run, Weights, add};
+use super::states::{self, ModelStates};
+use super::zero::{self, Moment, Moments};
+use super::{FORMAT, universal};
+
+/// The state of the fp32 masters.
+const MASTER: &str = "fp32_param";
+
+/// A master or moment with the rank that holds it.
+struct Held {
+    stage: u64,
+    tp: u64,
+    moment: Moment,
+}
+
+/// A checkpoint on the way to a catalog.
+pub(super) struct Whole<'a> {
+    run: &'a Run<'a>,
+    names: LayerNames,
+    info: Info,
+    model: Parts,
+    optimizer: Parts,
+    masters: Vec<Held>,
+    told: BTreeMap<Name, Cut>,
+    /// Tensors without a name that ranks would share.
+    unnamed: Vec<(Name, LogicalTensor)>,
+    notes: Vec<String>,
+    problems: Vec<Problem>,
+    left_out: usize,
+    shards: usize,
+    writer: Option<String>,
+}
+
+/// Buffers that follow from the configuration: rotary frequencies and causal masks.
+fn is_buffer(name: &str, stored: &StoredTensor) -> bool {
+    let is_mask = stored.dtype().size() == 1 && name.ends_with(".bias");
+    name.ends_with("inv_freq") || name.ends_with(".masked_bias") || is_mask
+}
+
+impl<'a> Whole<'a> {
+    pub(super) fn new(run: &'a Run<'a>, names: LayerNames) -> Self {
+        let infos = run.firsts().find_map(|(_, model)| model.info.as_ref());
+        let mut whole = Self {
+            run,
+            names,
+            info: Info::new(infos),
+            model: Parts::new(),
+            optimizer: Parts::new(),
+            masters: Vec::new(),
+            told: BTreeMap::new(),
+            unnamed: Vec::new(),
+            notes: Vec::new(),
+            problems: Vec::new(),
+            left_out: 0,
+            shards: run.models.values().map(Vec::len).sum(),
+            writer: run.firsts().find_map(|(_, model)| model.version.clone()),
+        };
+        for model in run.models.values().flatten() {
+            whole.problems.extend(model.problems.iter().cloned());
+        }
+        if let Some(first) = whole.info.unread.first() {
+            let count = whole.info.unread.len();
+            let text = format!(
+                "{count} patterns of universal_checkpoint_info cannot be read: {first}, ..."
+            );
+            whole.notes.push(text);
+        }
+        for path in &run.folder.unknown {
+            let message =
+                "looks like a part of the checkpoint and is none that is known".to_owned();
+            whole.problems.push(Problem { file: Some(path.clone()), tensor: None, message });
+        }
+        whole
+    }
+
+    fn part(&mut self, section: Section, name: &str, raw: &str, part: Part) {
+        let name = Name::new(name);
+        if let Some(cut) = self.info.cut(raw) {
+            self.told.insert(name.clone(), cut.clone());
+        }
+        let parts = match section {
+            Section::Model => &mut self.model,
+            Section::Optimizer => &mut self.optimizer,
+        };
+        parts.entry(name).or_default().push(part);
+    }
+
+    /// Reads the optimizer's partitions, or what a universal checkpoint has made of them.
+    pub(super) fn read_masters(&mut self, files: &mut FileSet) -> Result<(), OpenError> {
+        let run = self.run;
+        if let Some(root) = &run.folder.universal {
+            let params = run.firsts().flat_map(|(_, model)| model.params());
+            let shapes = params.map(|(name, shape)| (&**name, &**shape)).collect();
+            let universal = universal::read(root, files, &shapes)?;
+            self.left_out += universal.left_out;
+            self.shards += universal.shards;
+            self.hold(0, 0, universal.moments);
+            return Ok(());
+        }
+        let mut by_rank = run.read_zero(files)?;
+        for states in by_rank.values_mut().flatten() {
+            self.shards += 1;
+            self.left_out += states.left_out;
+            self.problems.append(&mut states.problems);
+            self.writer = self.writer.take().or(states.version.take());
+        }
+        for (mp, ranks) in &by_rank {
+            let Some(model) = run.models.get(mp).and_then(|models| models.first()) else {
+                continue;
+            };
+            if model.param_shapes.is_empty() {
+                let message = "holds no param_shapes, which the optimizer's partitions need";
+                self.problems.push(Problem {
+                    file: Some(model.path.clone()),
+                    tensor: None,
+                    message: message.to_owned(),
+                });
+                continue;
+            }
+            let (stage, tp) = run.coord(*mp);
+            let ranks: Vec<_> = ranks.iter().collect();
+            self.hold(stage, tp, zero::moments(model, &ranks));
+        }
+        Ok(())
+    }
+
+    fn hold(&mut self, stage: u64, tp: u64, moments: Moments) {
+        self.problems.extend(moments.problems);
+        self.masters.extend(moments.found.into_iter().map(|moment| Held { stage, tp, moment }));
+    }
+
+    /// Tensor parallel size of masters and moments: a universal checkpoint has put the ranks together.
+    fn master_tp(&self) -> u64 {
+        if self.run.folder.universal.is_some() { 1 } else { self.run.tp }
+    }
+
+    pub(super) fn add_model(
+        &mut self,
+        layers: Vec<Layer>,
+        files: &mut FileSet,
+    ) -> Result<(), OpenError> {
+        match self.run.weights {
+            Weights::Layers => layers.into_iter().for_each(|layer| self.add_layer(layer)),
+            Weights::Modules => self.add_modules(),
+            Weights::Masters => self.add_masters_as_model(),
+        }
+        for (mp, path) in &self.run.folder.experts {
+            let file = add(files, path)?;
+            let (tensors, left_out, problems) = states::layer(files, file)?;
+            self.shards += 1;
+            self.left_out += left_out;
+            self.problems.extend(problems);
+            let (stage, tp) = self.run.coord(*mp);
+            for (name, stored) in tensors {
+                self.add_stored(&name, stage, tp, &stored);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_layer(&mut self, layer: Layer) {
+        self.shards += 1;
+        self.left_out += layer.left_out;
+        self.problems.extend(layer.problems);
+        for (key, stored) in layer.tensors {
+            if is_buffer(&key, &stored) {
+                self.left_out += 1;
+                continue;
+            }
+            let name = self.names.name(layer.number, &key);
+            let raw = format!("{}.{key}", layer.number);
+            let tensor = LogicalTensor::from_stored(&stored, key);
+            let part = Part { stage: layer.number, tp: layer.tp, tensor };
+            self.part(Section::Model, &name, &raw, part);
+        }
+    }
+
+    fn add_stored(&mut self, raw: &Arc<str>, stage: u64, tp: u64, stored: &StoredTensor) {
+        let layer = raw.starts_with("sequential.").then(|| split_layer(raw)).flatten();
+        let name = match layer {
+            Some((layer, key)) => self.names.name(layer, key),
+            None => raw.to_string(),
+        };
+        // Layers of one rank that share a name are tied; those of other stages are, too.
+        let stage = layer.map_or(stage, |(layer, _)| layer);
+        let tensor = LogicalTensor::from_stored(stored, Arc::clone(raw));
+        self.part(Section::Model, &name, raw, Part { stage, tp, tensor });
+    }
+
+    fn add_modules(&mut self) {
+        let run = self.run;
+        for (mp, model) in run.firsts() {
+            let (stage, tp) = run.coord(mp);
+            let Some(module) = &model.module else {
+                let message = "holds no module where other ranks do".to_owned();
+                self.problems.push(Problem {
+                    file: Some(model.path.clone()),
+                    tensor: None,
+                    message,
+                });
+                continue;
+            };
+            self.left_out += model.left_out;
+            for (name, stored) in module {
+                if is_buffer(name, stored) {
+                    self.left_out += 1;
+                } else if stored.shape() == [0] {
+                    let message = "is a placeholder of size 0: this file does not hold the weight";
+                    self.problems.push(Problem {
+                        file: Some(model.path.clone()),
+                        tensor: Some(name.to_string()),
+                        message: message.to_owned(),
+                    });
+                } else {
+                    self.add_stored(name, stage, tp, stored);
+                }
+            }
+        }
+    }
+
+    /// The model is in the masters; frozen parameters and buffers are beside them.
+    fn add_masters_as_model(&mut self) {
+        let run = self.run;
+        let what = if run.is_stage3() { "ZeRO-3 stores placeholders" } else { "nothing" };
+        self.notes.push(format!("weights: those of the fp32 masters; {what} beside them"));
+        let masters = self.masters.iter().filter(|held| held.moment.state == MASTER);
+        let masters: Vec<_> = masters
+            .map(|held| {
+                (held.stage, held.tp, held.moment.param.clone(), held.moment.tensor.clone())
+            })
+            .collect();
+        let mut known: BTreeSet<Arc<str>> = BTreeSet::new();
+        for (stage, tp, param, tensor) in masters {
+            let name = self.names.of_param(&param);
+            self.part(Section::Model, &name, &param, Part { stage, tp, tensor });
+            known.insert(param);
+        }
+        for (mp, models) in &run.models {
+            let (stage, tp) = run.coord(*mp);
+            let ranks: Vec<_> = models.iter().collect();
+            let Moments { found, problems } = zero::frozen(&ranks);
+            self.problems.extend(problems);
+            for moment in found {
+                if known.insert(moment.param.clone()) || run.tp > 1 {
+                    let name = self.names.of_param(&moment.param);
+                    let part = Part { stage, tp, tensor: moment.tensor };
+                    self.part(Section::Model, &name, &moment.param, part);
+                }
+            }
+            if let Some(first) = models.first() {
+                self.left_out += first.left_out;
+                self.add_beside_masters(stage, tp, first, &known);
+            }
+        }
+    }
+
+    /// What a module holds beside placeholders: buffers.
+    fn add_beside_masters(
+        &mut self,
+        stage: u64,
+        tp: u64,
+        model: &ModelStates,
+        known: &BTreeSet<Arc<str>>,
+    ) {
+        let frozen = model.frozen_shapes.iter().map(|(name, _)| &**name);
+        let shared = model.shared.iter().map(|(alias, _)| alias.as_str());
+        let listed = model.params().map(|(name, _)| &**name);
+        let listed: BTreeSet<&str> = frozen.chain(shared).chain(listed).collect();
+        for (name, stored) in model.module.iter().flatten() {
+            if listed.contains(&**name) || known.contains(name) {
+                continue;
+            }
+            if is_buffer(name, stored) {
+                self.left_out += 1;
+            } else if stored.shape() == [0] && !model.buffer_names.contains(&**name) {
+                let message = "is a placeholder of size 0, and no partition lists it".to_owned();
+                let tensor = Some(name.to_string());
+                self.problems.push(Problem { file: Some(model.path.clone()), tensor, message });
+            } else {
+                self.add_stored(name, stage, tp, stored);
+            }
+        }
+    }
+
+    pub(super) fn add_optimizer(&mut self) {
+        for Held { stage, tp, moment } in std::mem::take(&mut self.masters) {
+            let Moment { state, param, tensor } = moment;
+            let name = format!("optimizer.{state}.{}", self.names.of_param(&param));
+            self.part(Section::Optimizer, &name, &param, Part { stage, tp, tensor });
+        }
+        for path in &self.run.folder.expert_optimizers {
+            let message = "the optimizer of experts without ZeRO is not read".to_owned();
+            self.problems.push(Problem { file: Some(path.clone()), tensor: None, message });
+        }
+        for (mp, model) in self.run.firsts() {
+            for (state, number, stored) in &model.plain_optimizer {
+                let name = format!("optimizer.{state}.mp_rank_{mp:02}.{number}");
+                let tensor = LogicalTensor::from_stored(stored, name.as_str());
+                self.unnamed.push((Name::new(name), tensor));
+            }
+        }
+        if !self.unnamed.is_empty() {
+            let text = "without ZeRO the optimizer's parameters have numbers and no names: they are called \
+                        optimizer.<state>.mp_rank_RR.<number>";
+            self.notes.push(text.to_owned());
+        }
+    }
+
+    /// What the biases of row-parallel layers are: as the configuration says, or as Megatron-DeepSpeed always has them.
+    fn row_biases(&self) -> RowBiases {
+        match self.run.facts.get("gpt_j_residual") {
+            Some(Fact::Bool(true)) => RowBiases::Partial,
+            Some(_) => RowBiases::Copies,
+            None => {
+                let mut names = self.model.keys().chain(self.optimizer.keys());
+                match names.any(|name| name.as_str().contains("self_attention.")) {
+                    true => RowBiases::Copies,
+                    false => RowBiases::Unknown,
+                }
+            }
+        }
+    }
+
+    pub(super) fn into_catalog(
+        mut self,
+        tag: &Located,
+        files: FileSet,
+        options: &OpenOptions,
+    ) -> Catalog {
+        let origin = Origin {
+            resolved: tag.path.clone(),
+            format: FORMAT.name,
+            layout: self.run.layout(),
+            writer: self.writer.as_ref().map(|version| format!("deepspeed {version}")),
+            iteration: self.run.firsts().find_map(|(_, model)| model.steps).or(tag.iteration),
+            shards: self.shards,
+            left_out: self.left_out,
+            ..Origin::default()
+        };
+        let mut catalog = Catalog::new(origin, files);
+        catalog.notes.extend(tag.notes.iter().cloned());
+        catalog.notes.append(&mut self.notes);
+        catalog.problems.append(&mut self.problems);
+        let first = self.run.firsts().next();
+        catalog.state = first.map(|(_, model)| model.state.clone()).unwrap_or_default();
+        let args = self.run.facts.of_run().map(|args| ("args".to_owned(), Fact::Map(args)));
+        catalog.state.extend(args);
+        let cuts = Cuts::new(&options.rules);
+        let from_masters = self.run.weights == Weights::Masters;
+        let model_tp = if from_masters { self.master_tp() } else { self.run.tp };
+        let merge = |catalog: &mut Catalog, parts: &Parts, tp: u64| {
+            let merger = PartMerger {
+                parts,
+                cuts: &cuts,
+                told: &self.told,
+                tp,
+                row_biases: self.row_biases(),
+            };
+            for (name, held) in parts {
+                match merger.merge(name, held) {
+                    Ok(merged) => {
+                        let entry = Entry { tensor: merged.tensor, is_vocab: merged.is_vocab };
+                        catalog.insert(name.clone(), entry);
+                    }
+                    Err(error) => catalog.problems.push(Problem::of_tensor(name.as_str(), &error)),
+                }
+            }
+        };
+        merge(&mut catalog, &self.model, model_tp);
+        merge(&mut catalog, &self.optimizer, self.master_tp());
+        for (name, tensor) in std::mem::take(&mut self.unnamed) {
+            catalog.insert(name, Entry { tensor, is_vocab: false });
+        }
+        self.tie(&mut catalog);
+        note_row_biases(&mut catalog);
+        for rule in &options.rules {
+            if !catalog.tensors.keys().any(|name| rule.matches(name.as_str())) {
+                catalog.notes.push(format!("--rule {rule}: no name ends so"));
+            }
+        }
+        catalog
+    }
+
+    /// Parameters that share another one's values: their copies are checked against it.
+    fn tie(&self, catalog: &mut Catalog) {
+        for (_, model) in self.run.firsts() {
+            for (alias, kept) in &model.shared {
+                let [alias, kept] = [alias, kept].map(|name| Name::new(self.names.of_param(name)));
+                if alias != kept
+                    && catalog.tensors.contains_key(&kept)
+                    && !catalog.tied.contains_key(&alias)
+                {
+                    let copy = catalog.tensors.remove(&alias).map(|entry| entry.tensor);
+                    catalog.tie(alias, kept, copy);
+                }
+            }
+        }
+        if let Some((output, embeddings)) = self.names.tied_output()
+            && catalog.tensors.contains_key(&embeddings)
+        {
+            catalog.tie(output, embeddings, None);
+        }
+    }
+}
+
+fn note_row_biases(catalog: &mut Catalog) {
+    let is_open = |entry: &&Entry| {
+        entry.tensor.merge() == Merge::SumIfDifferent && !entry.tensor.replicas().is_empty()
+    };
+    let count = catalog.tensors.values().filter(is_open).count();
+    if count > 0 {
+        catalog.notes.push(format!(
+            "nothing says whether {count} biases of row-parallel layers are copies or parts of a sum: taken as parts \
+             of a sum where they differ; --set gpt_j_residual=true or false settles it"
+        ));
+    }
+}

@@ -1,0 +1,266 @@
+//! Damaged and malicious checkpoints of `torch.distributed.checkpoint`: no panic, no equality with something missing.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+mod hostile_files;
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+
+use ckptcmp::catalog::Section;
+use ckptcmp::formats::{self, OpenOptions};
+use ckptcmp::pairing::{Selection, pair};
+use ckptcmp::verdict;
+
+use common::{Copied, fixture, run};
+use hostile_files::{P, counts, dict, text};
+
+/// Opens and compares in this process: whether all is equal.
+fn is_equal(a: &Path, b: &Path) -> bool {
+    let options = OpenOptions { sections: Section::ALL.to_vec(), ..OpenOptions::default() };
+    let (Ok(a), Ok(b)) = (formats::open(a, &options), formats::open(b, &options)) else {
+        return false;
+    };
+    let pairing = pair(&a, &b, &Selection::default());
+    let files = [&a.files, &b.files];
+    let compared = ckptcmp::compare::compare(&pairing.pairs, files, false, &AtomicU64::new(0));
+    let unpaired = pairing.a_only.len() + pairing.b_only.len();
+    let problems = a.problems.len() + b.problems.len();
+    let is_equal = verdict::of_all(&compared, unpaired, problems, false).exit_code() == 0;
+    assert!(!is_equal || compared.len() == a.tensors.len(), "equal with something missing");
+    is_equal
+}
+
+/// The same numbers in every run.
+fn random(number: usize) -> u8 {
+    let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed.to_le_bytes()[5]
+}
+
+#[test]
+fn a_metadata_cut_off_anywhere_is_never_equal() {
+    for (form, file) in [("single", ".metadata"), ("per-rank", "__1.metadata")] {
+        let intact = fixture("dcp").join(form);
+        let copied = Copied::of(&intact);
+        let path = copied.path().join(file);
+        let bytes = fs::read(&path).unwrap();
+        for len in (0..bytes.len()).step_by(7) {
+            fs::write(&path, &bytes[..len]).unwrap();
+            assert!(!is_equal(&intact, &copied.path()), "{form}: {len}");
+        }
+    }
+}
+
+#[test]
+fn any_changed_byte_is_an_ordinary_outcome() {
+    for (form, file, step) in [
+        ("single", ".metadata", 1),
+        ("single", "__0_0.distcp", 5),
+        ("zstd", "__0_0.distcp", 5),
+        ("safetensors", "__1_0.distcp", 3),
+        ("hf-shards", "shard-00001-model-00001-of-00001.safetensors", 3),
+    ] {
+        let intact = fixture("dcp").join(form);
+        let copied = Copied::of(&intact);
+        let path = copied.path().join(file);
+        let bytes = fs::read(&path).unwrap();
+        for at in (0..bytes.len()).step_by(step) {
+            let mut changed = bytes.clone();
+            changed[at] ^= random(at).max(1);
+            fs::write(&path, &changed).unwrap();
+            is_equal(&intact, &copied.path());
+        }
+    }
+}
+
+/// An object of a class with this state.
+fn object(class: &str, state: &P) -> P {
+    let state = state.pickle();
+    // Without the protocol and STOP.
+    let state = &state[2..state.len() - 1];
+    P::Raw([b"cm\n", class.as_bytes(), b"\n)\x81", state, b"b"].concat())
+}
+
+fn size(sizes: &[u64]) -> P {
+    P::Call("torch", "Size", vec![counts(sizes)])
+}
+
+fn chunk(offsets: &[u64], sizes: &[u64]) -> P {
+    object("ChunkStorageMetadata", &dict([("offsets", size(offsets)), ("sizes", size(sizes))]))
+}
+
+fn described(shape: &[u64], chunks: Vec<P>) -> P {
+    let properties = P::Tuple(vec![
+        P::Raw(b"ctorch\nfloat32\n".to_vec()),
+        P::None,
+        P::Bool(false),
+        P::None,
+        P::Bool(false),
+    ]);
+    let state = dict([
+        ("properties", object("TensorProperties", &properties)),
+        ("size", size(shape)),
+        ("chunks", P::List(chunks)),
+    ]);
+    object("TensorStorageMetadata", &state)
+}
+
+fn stored(name: &str, offset: &[u64], path: &str, at: u64, len: u64) -> (P, P) {
+    let index = dict([("fqn", text(name)), ("index", P::None), ("offset", size(offset))]);
+    let info = dict([
+        ("relative_path", text(path)),
+        ("offset", P::Unsigned(at)),
+        ("length", P::Unsigned(len)),
+    ]);
+    (object("MetadataIndex", &index), object("_StorageInfo", &info))
+}
+
+/// A folder with this metadata, and a data file of a `torch.save` of two rows of three floats.
+fn folder(described: Vec<(P, P)>, stored: Vec<(P, P)>) -> tempfile::TempDir {
+    let state = P::Dict(vec![
+        (text("state_dict_metadata"), P::Dict(described)),
+        (text("planner_data"), P::None),
+        (text("storage_data"), P::Dict(stored)),
+    ]);
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join(".metadata"), object("Metadata", &state).pickle()).unwrap();
+    fs::write(folder.path().join("__0_0.distcp"), slice()).unwrap();
+    folder
+}
+
+fn slice() -> Vec<u8> {
+    let tensor = hostile_files::tensor(&[2, 3]).pickle();
+    hostile_files::zip(&[
+        ("archive/data.pkl".into(), tensor),
+        ("archive/data/0".into(), vec![0; 256]),
+    ])
+}
+
+fn complaint(folder: &tempfile::TempDir) -> String {
+    let run = run(["inspect", folder.path().to_str().unwrap()]);
+    assert_eq!(run.code, 2, "{run:?}");
+    run.stderr
+}
+
+fn one(chunks: &[[u64; 2]]) -> Vec<(P, P)> {
+    let chunks = chunks.iter().map(|offsets| chunk(offsets, &[2, 3])).collect();
+    vec![(text("w"), described(&[4, 3], chunks))]
+}
+
+fn at(offset: [u64; 2]) -> (P, P) {
+    stored("w", &offset, "__0_0.distcp", 0, slice().len() as u64)
+}
+
+#[test]
+fn what_the_helpers_write_is_a_checkpoint() {
+    let folder = folder(one(&[[2, 0], [0, 0]]), vec![at([0, 0]), at([2, 0])]);
+    let run = run(["inspect", folder.path().to_str().unwrap()]);
+    assert_eq!(run.code, 0, "{run:?}");
+}
+
+#[test]
+fn chunks_that_are_missing_doubled_or_elsewhere_are_named() {
+    for (chunks, stored, words) in [
+        (
+            &[[0, 0], [2, 0]][..],
+            vec![at([0, 0])],
+            "w: its chunk at [2, 0]: the metadata does not say where it is",
+        ),
+        (&[[0, 0]], vec![at([0, 0])], "w: no shard holds all of it: 6 of 12 elements are covered"),
+        (
+            &[[0, 0], [1, 0], [2, 0]],
+            vec![at([0, 0]), at([1, 0]), at([2, 0])],
+            "w: two shards hold the same elements, from [1, 0] on",
+        ),
+        (
+            &[[0, 0], [2, 0], [2, 0]],
+            vec![at([0, 0]), at([2, 0])],
+            "w: two shards hold the same elements, from [2, 0] on",
+        ),
+        (
+            &[[0, 0], [3, 0]],
+            vec![at([0, 0]), at([3, 0])],
+            "w: the box at [3, 0] of sizes [2, 3] is not inside shape [4, 3]",
+        ),
+        (
+            &[[0, 0], [2, 0]],
+            vec![at([0, 0]), at([2, 0]), at([2, 0])],
+            "w: the metadata describes 2 chunks of it and says of 3 where they are",
+        ),
+        (&[[0, 0], [u64::MAX, 0]], vec![at([0, 0]), at([u64::MAX, 0])], "w: the box at ["),
+    ] {
+        let said = complaint(&folder(one(chunks), stored));
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+}
+
+#[test]
+fn a_shape_that_the_data_contradicts_is_named() {
+    let (zero, two) = (chunk(&[0, 0], &[2, 4]), chunk(&[2, 0], &[2, 4]));
+    let whole = vec![(text("w"), described(&[4, 4], vec![zero, two]))];
+    let said = complaint(&folder(whole, vec![at([0, 0]), at([2, 0])]));
+    let words =
+        "the metadata says shape [2, 4] and the file holds [2, 3]; 1 more of its chunks are lost";
+    assert!(said.contains(words), "{said}");
+}
+
+#[test]
+fn names_that_are_stored_or_described_only_are_named() {
+    let other = stored("other", &[0, 0], "__0_0.distcp", 0, 10);
+    let said = complaint(&folder(one(&[[0, 0], [2, 0]]), vec![at([0, 0]), at([2, 0]), other]));
+    assert!(said.contains("other: is stored, and the metadata does not describe it"), "{said}");
+    let mut more = one(&[[0, 0], [2, 0]]);
+    more.push((text("odd"), P::Int(5)));
+    let said = complaint(&folder(more, vec![at([0, 0]), at([2, 0])]));
+    assert!(said.contains("odd: its metadata is not as torch writes it"), "{said}");
+}
+
+#[test]
+fn absurd_numbers_are_refused() {
+    for (shape, offset, len) in [
+        (&[u64::MAX, u64::MAX][..], 0, 10),
+        (&[1 << 62], 0, 10),
+        (&[4, 3], u64::MAX, u64::MAX),
+        (&[4, 3], 0, u64::MAX),
+        (&[], 0, 0),
+    ] {
+        let origin = vec![0; shape.len()];
+        let whole = vec![(text("w"), described(shape, vec![chunk(&origin, shape)]))];
+        let place = stored("w", &origin, "__0_0.distcp", offset, len);
+        complaint(&folder(whole, vec![place]));
+    }
+}
+
+#[test]
+fn other_pickles_are_no_metadata() {
+    let folder = folder(Vec::new(), Vec::new());
+    let path = folder.path().join(".metadata");
+    let endless = [&b"\x80\x04"[..], &[b'('; 1 << 20], b"."].concat();
+    let shared = {
+        // One large dict given to very many objects as their state.
+        let mut bytes = b"\x80\x04}\x94(".to_vec();
+        (0..10_000).for_each(|_| bytes.extend(b"K\x01K\x02"));
+        bytes.extend(b"u0");
+        (0..100_000).for_each(|_| bytes.extend(b"cm\nMetadataIndex\n)\x81h\x00b0"));
+        bytes.extend(b"N.");
+        bytes
+    };
+    let itself = b"\x80\x04]\x94h\x00ah\x00a.".to_vec();
+    for (bytes, words) in [
+        (P::None.pickle(), "not the metadata of torch.distributed.checkpoint"),
+        (dict([("a", P::None)]).pickle(), "not the metadata of torch.distributed.checkpoint"),
+        (itself, "not the metadata of torch.distributed.checkpoint"),
+        (shared, "not the metadata of torch.distributed.checkpoint"),
+        (endless, "cannot be read; copy or save the checkpoint again"),
+        (b"\x80\x04j\xff\xff\xff\x7f.".to_vec(), "memo entry"),
+        (Vec::new(), "the pickle ends too early"),
+        (b"\x80\x04X\xff\xff\xff\x7f".to_vec(), "the pickle ends too early"),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        let said = complaint(&folder);
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+}
