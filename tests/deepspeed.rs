@@ -1,6 +1,6 @@
 //! DeepSpeed checkpoints: what the real software wrote, GPT-NeoX layouts of the same weights, replicas that differ, faults.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
@@ -330,6 +330,16 @@ fn a_layer_missing_on_all_ranks_is_named() {
 }
 
 #[test]
+fn a_missing_expert_is_named() {
+    let copied = Copied::of(&zero("z1"));
+    let layer = zero("pipe").join("global_step2/layer_02-model_states.pt");
+    let expert = |number: u64| format!("layer_0_expert_{number}_mp_rank_00_model_states.pt");
+    copy(&layer, &tag(&copied).join(expert(0)));
+    copy(&layer, &tag(&copied).join(expert(2)));
+    compare_with(&copied.path(), &zero("z1"), &[]).refuses(&[&expert(1), "missing"]);
+}
+
+#[test]
 fn partitions_of_two_saves_are_refused() {
     let copied = Copied::of(&zero("z1"));
     let name = |rank: u64| format!("bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
@@ -376,8 +386,9 @@ fn an_unknown_part_is_not_passed_over() {
         .refuses(&["shard_00_model_states.pt: looks like"]);
 }
 
-fn all(path: &Path) -> Result<ckptcmp::catalog::Catalog, formats::OpenError> {
-    formats::open(path, &OpenOptions { sections: Section::ALL.to_vec(), ..OpenOptions::default() })
+fn all(path: &Path) -> Result<ckptcmp::catalog::Catalog, Box<formats::OpenError>> {
+    let options = OpenOptions { sections: Section::ALL.to_vec(), ..OpenOptions::default() };
+    formats::open(path, &options).map_err(Box::new)
 }
 
 /// The same numbers in every run.

@@ -23,7 +23,7 @@ enum Kind {
     ZeroModel { mp: u64, dp: u64 },
     Zero { mp: u64, dp: u64 },
     Layer { layer: u64, tp: Option<u64> },
-    Expert { mp: u64 },
+    Expert { layer: Option<u64>, expert: u64, mp: u64 },
     ExpertOptimizer,
 }
 
@@ -38,8 +38,8 @@ pub(super) struct Folder {
     pub zero: BTreeMap<(u64, u64), PathBuf>,
     /// `layer_LL-model_MM-model_states.pt`; without a model axis `MM` is 0.
     pub layers: BTreeMap<(u64, u64), PathBuf>,
-    /// Experts, each in a file of its own, with their model parallel rank.
-    pub experts: Vec<(u64, PathBuf)>,
+    /// Experts, each in a file of its own: layer (none in old files, which hold all layers), model parallel rank, expert.
+    pub experts: BTreeMap<(Option<u64>, u64, u64), PathBuf>,
     /// `expp_rank_E_mp_rank_RR_optim_states.pt`: the optimizer of a run with experts and without ZeRO.
     pub expert_optimizers: Vec<PathBuf>,
     /// `zero/`, where it holds parameters.
@@ -65,11 +65,10 @@ fn kind_of(name: &str) -> Option<Kind> {
             return Some(Kind::Layer { layer: number(layer)?, tp });
         }
         let (layer, expert) = rest.split_once("_expert_")?;
-        number(layer)?;
-        return expert_rank(expert);
+        return expert_rank(Some(number(layer)?), expert);
     }
     if let Some(expert) = stem.strip_prefix("expert_") {
-        return expert_rank(expert);
+        return expert_rank(None, expert);
     }
     let (front, mp) = stem.rsplit_once("mp_rank_")?;
     let (mp, is_model) = match (mp.strip_suffix("_model_states"), mp.strip_suffix("_optim_states"))
@@ -91,10 +90,9 @@ fn kind_of(name: &str) -> Option<Kind> {
     Some(if is_model { Kind::ZeroModel { mp, dp } } else { Kind::Zero { mp, dp } })
 }
 
-fn expert_rank(text: &str) -> Option<Kind> {
+fn expert_rank(layer: Option<u64>, text: &str) -> Option<Kind> {
     let (expert, mp) = text.strip_suffix("_model_states")?.split_once("_mp_rank_")?;
-    number(expert)?;
-    Some(Kind::Expert { mp: number(mp)? })
+    Some(Kind::Expert { layer, expert: number(expert)?, mp: number(mp)? })
 }
 
 fn names_in(path: &Path) -> Result<Vec<String>, OpenError> {
@@ -136,12 +134,15 @@ fn tags_in(path: &Path) -> BTreeMap<(u64, String), PathBuf> {
 }
 
 pub(super) fn detect(path: &Path) -> bool {
-    let is_tracker =
-        |name: &str| path.join(name).symlink_metadata().is_ok_and(|meta| !meta.is_dir());
+    // Others have a file `latest`, too: it counts by what it names.
+    let names_a_tag = |tracker: &&str| match tag_of(&path.join(tracker)) {
+        Ok(Some(tag)) => step_of(&tag).is_some() || (is_name(&tag) && is_tag(&path.join(tag))),
+        Ok(None) | Err(_) => false,
+    };
     path.is_dir()
         && (is_tag(path)
-            || TRACKERS.iter().any(|name| is_tracker(name))
-            || tags_in(path).values().any(|tag| is_tag(tag)))
+            || tags_in(path).values().any(|tag| is_tag(tag))
+            || TRACKERS.iter().any(|tracker| names_a_tag(&tracker)))
 }
 
 /// From the folder that was given to that of one tag: itself, what `latest` says, or the newest.
@@ -176,8 +177,13 @@ pub(super) fn locate(located: &Located) -> Result<Located, OpenError> {
     Ok(found(tag.clone(), notes))
 }
 
-/// The folder that a tracker names.
-fn follow(tracker: &Path, root: &Path) -> Result<Option<PathBuf>, OpenError> {
+/// Whether a tag is the name of a folder beside its tracker, and no path to somewhere else.
+fn is_name(tag: &str) -> bool {
+    !tag.is_empty() && !tag.contains(['/', '\\', '\0']) && tag != "." && tag != ".."
+}
+
+/// What a tracker says; `None` where there is none.
+fn tag_of(tracker: &Path) -> Result<Option<String>, OpenError> {
     /// A tag is one word; what is longer is something else.
     const LONGEST: u64 = 4096;
     let problem = |what: String| OpenError::Tracker { path: tracker.to_path_buf(), what };
@@ -186,25 +192,33 @@ fn follow(tracker: &Path, root: &Path) -> Result<Option<PathBuf>, OpenError> {
         return Ok(None);
     }
     let meta = std::fs::metadata(tracker).map_err(io_error)?;
+    if meta.is_dir() {
+        return Ok(None);
+    }
     if !meta.is_file() || meta.len() > LONGEST {
         return Err(problem("does not hold a tag; name the tag's folder instead".to_owned()));
     }
     let bytes = std::fs::read(tracker).map_err(io_error)?;
     let text = String::from_utf8_lossy(&bytes);
-    let tag = text.trim_start_matches('\u{feff}').trim();
+    Ok(Some(text.trim_start_matches('\u{feff}').trim().to_owned()))
+}
+
+/// The folder that a tracker names.
+fn follow(tracker: &Path, root: &Path) -> Result<Option<PathBuf>, OpenError> {
+    let problem = |what: String| OpenError::Tracker { path: tracker.to_path_buf(), what };
+    let Some(tag) = tag_of(tracker)? else { return Ok(None) };
     if tag.is_empty() {
         let what = "is empty: its save was interrupted; name the tag's folder instead";
         return Err(problem(what.to_owned()));
     }
-    let is_one_name = !tag.contains(['/', '\\', '\0']) && tag != "." && tag != "..";
-    let folder = root.join(tag);
-    if !is_one_name || !folder.is_dir() {
+    let folder = root.join(&tag);
+    if !is_name(&tag) || !folder.is_dir() {
         let there = tags_in(root);
         let hint = match there.keys().next_back() {
             Some((_, newest)) => format!("name a folder instead, e.g. {}", printable(newest)),
             None => "there is no tag here at all".to_owned(),
         };
-        let what = format!("says {}, but there is no such folder; {hint}", printable(tag));
+        let what = format!("says {}, but there is no such folder; {hint}", printable(&tag));
         return Err(problem(what));
     }
     Ok(Some(folder))
@@ -232,7 +246,9 @@ impl Folder {
                 Some(Kind::Layer { layer, tp }) => {
                     same(folder.layers.insert((layer, tp.unwrap_or(0)), file))?;
                 }
-                Some(Kind::Expert { mp }) => folder.experts.push((mp, file)),
+                Some(Kind::Expert { layer, expert, mp }) => {
+                    same(folder.experts.insert((layer, mp, expert), file))?;
+                }
                 Some(Kind::ExpertOptimizer) => folder.expert_optimizers.push(file),
                 None if name.ends_with("_states.pt") => folder.unknown.push(file),
                 None => {}
@@ -240,6 +256,25 @@ impl Folder {
         }
         folder.universal = is_universal(path).then(|| path.join(UNIVERSAL));
         Ok(folder)
+    }
+
+    /// The files of experts that should be there as `count` says of a layer, or as its highest number does.
+    pub(super) fn missing_experts(&self, count: impl Fn(u64) -> Option<u64>) -> Vec<String> {
+        let mut highest: BTreeMap<(Option<u64>, u64), u64> = BTreeMap::new();
+        for (layer, mp, expert) in self.experts.keys() {
+            let known = highest.entry((*layer, *mp)).or_default();
+            *known = (*known).max(*expert);
+        }
+        let mut missing = Vec::new();
+        for ((layer, mp), highest) in highest {
+            let declared = count(layer.unwrap_or(0)).unwrap_or(0).min(LIMITS.experts);
+            let is_absent = |expert: &u64| !self.experts.contains_key(&(layer, mp, *expert));
+            missing.extend((0..declared.max(highest + 1)).filter(is_absent).map(|expert| {
+                let layer = layer.map_or_else(String::new, |layer| format!("layer_{layer}_"));
+                format!("{layer}expert_{expert}_mp_rank_{mp:02}_model_states.pt")
+            }));
+        }
+        missing
     }
 
     /// A file's name for a rank of which it is missing, after the manner of one that is there.
@@ -268,8 +303,14 @@ mod tests {
             ("fp16_zero_pp_rank_0_mp_rank_00_optim_states.pt", Some(Kind::Zero { mp: 0, dp: 0 })),
             ("layer_05-model_states.pt", Some(Kind::Layer { layer: 5, tp: None })),
             ("layer_105-model_03-model_states.pt", Some(Kind::Layer { layer: 105, tp: Some(3) })),
-            ("layer_0_expert_11_mp_rank_00_model_states.pt", Some(Kind::Expert { mp: 0 })),
-            ("expert_1_mp_rank_02_model_states.pt", Some(Kind::Expert { mp: 2 })),
+            (
+                "layer_0_expert_11_mp_rank_00_model_states.pt",
+                Some(Kind::Expert { layer: Some(0), expert: 11, mp: 0 }),
+            ),
+            (
+                "expert_1_mp_rank_02_model_states.pt",
+                Some(Kind::Expert { layer: None, expert: 1, mp: 2 }),
+            ),
             ("expp_rank_1_mp_rank_00_optim_states.pt", Some(Kind::ExpertOptimizer)),
             ("layer_x-model_states.pt", None),
             ("zero_pp_rank_x_mp_rank_00_optim_states.pt", None),

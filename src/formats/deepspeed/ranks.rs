@@ -96,6 +96,20 @@ impl<'a> Run<'a> {
         });
         missing(absent)?;
 
+        // A list with a number for every layer, or one for all.
+        let experts = |layer: u64| {
+            let told = all().find_map(|model| model.state.get("num_experts"));
+            let count = match told? {
+                Fact::List(counts) => {
+                    counts.get(usize::try_from(layer).ok()?).or(counts.first()).cloned()?
+                }
+                one => one.clone(),
+            };
+            if let Fact::Int(count) = count { u64::try_from(count).ok() } else { None }
+        };
+        let why = || "other experts of the layer are there".to_owned();
+        missing(folder.missing_experts(experts).into_iter().map(|name| (path.join(name), why())))?;
+
         let layer_ranks = folder.layers.keys().map(|(_, tp)| tp + 1).max();
         let degree = all().find_map(|model| model.degrees).map(|(_, tp)| tp);
         let told = layer_ranks.or(degree).or(facts.size("tensor_model_parallel_size"));

@@ -159,7 +159,7 @@ impl<'a> Whole<'a> {
             Weights::Modules => self.add_modules(),
             Weights::Masters => self.add_masters_as_model(),
         }
-        for (mp, path) in &self.run.folder.experts {
+        for ((_, mp, _), path) in &self.run.folder.experts {
             let file = add(files, path)?;
             let (tensors, left_out, problems) = states::layer(files, file)?;
             self.shards += 1;
