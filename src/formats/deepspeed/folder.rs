@@ -135,14 +135,14 @@ fn tags_in(path: &Path) -> BTreeMap<(u64, String), PathBuf> {
 
 pub(super) fn detect(path: &Path) -> bool {
     // Others have a file `latest`, too: it counts by what it names.
-    let names_a_tag = |tracker: &&str| match tag_of(&path.join(tracker)) {
+    let names_a_tag = |tracker: &str| match tag_of(&path.join(tracker)) {
         Ok(Some(tag)) => step_of(&tag).is_some() || (is_name(&tag) && is_tag(&path.join(tag))),
         Ok(None) | Err(_) => false,
     };
     path.is_dir()
         && (is_tag(path)
             || tags_in(path).values().any(|tag| is_tag(tag))
-            || TRACKERS.iter().any(|tracker| names_a_tag(&tracker)))
+            || TRACKERS.iter().any(|tracker| names_a_tag(tracker)))
 }
 
 /// From the folder that was given to that of one tag: itself, what `latest` says, or the newest.
