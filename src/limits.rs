@@ -34,6 +34,8 @@ pub struct Limits {
     pub facts: usize,
     /// Problems that are kept of one file; the others are counted.
     pub problems: usize,
+    /// Chunks in which one tensor is stored, each with a header of its own.
+    pub boxes: usize,
     /// Pieces of one logical tensor.
     pub pieces: usize,
     /// Dimensions of one tensor; torch itself stops at 64.
@@ -73,6 +75,7 @@ pub const LIMITS: Limits = Limits {
     global_metadata: 768 << 20,
     facts: 16 << 20,
     problems: 1000,
+    boxes: 1 << 20,
     pieces: 1 << 17,
     rank: 64,
     dim: 1 << 48,

@@ -137,6 +137,9 @@ pub enum TensorError {
         /// Shape of the tensor.
         shape: Vec<u64>,
     },
+    /// More chunks than the limit.
+    #[error("more than {} chunks", LIMITS.boxes)]
+    TooManyBoxes,
     /// More pieces than the limit.
     #[error("more than {} pieces", LIMITS.pieces)]
     TooManyPieces,
@@ -195,12 +198,14 @@ impl LogicalTensor {
         let mut tensor =
             Self { dtype, shape, source, pieces: Vec::new(), replicas: Vec::new(), merge };
         for (extent, stored) in boxes {
+            if tensor.pieces.len() >= LIMITS.boxes {
+                return Err(TensorError::TooManyBoxes);
+            }
             tensor.put(extent, &stored)?;
         }
         if let Some(first) = tensor.pieces.first() {
             tensor.source.file = first.file;
         }
-        tensor.check_piece_count()?;
         Ok(tensor)
     }
 

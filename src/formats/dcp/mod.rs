@@ -113,7 +113,10 @@ fn read_with(
     }
     reading.add_state(&checkpoint, |key| wanted.contains(key));
     reading.count_left_out(&checkpoint.metadata);
-    for (key, tensor) in std::mem::take(&mut checkpoint.tensors) {
+    let tensors = std::mem::take(&mut checkpoint.tensors);
+    // The places of very many chunks need not be there while the catalog grows.
+    drop(checkpoint);
+    for (key, tensor) in tensors {
         match tensor {
             Ok(tensor) => reading.add_tensor(&key, tensor),
             Err(error) => reading.catalog.problems.push(Problem::of_tensor(&*key, &error)),
