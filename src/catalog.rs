@@ -27,6 +27,8 @@ pub struct Catalog {
     pub state: BTreeMap<String, Fact>,
     /// What could not be read or put together; the rest can still be compared.
     pub problems: Vec<Problem>,
+    /// What belongs to nothing, as far as its reader came by it: no hindrance to comparing.
+    pub leftovers: Vec<Problem>,
     /// What a user should know and need not mend.
     pub notes: Vec<String>,
 }
@@ -111,6 +113,13 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// Bytes that are not those of anything.
+    #[must_use]
+    pub fn bytes_behind(file: &std::path::Path, bytes: u64) -> Self {
+        let message = format!("{bytes} bytes behind the end of what was saved");
+        Self { file: Some(file.to_path_buf()), tensor: None, message }
+    }
+
     /// A problem with one tensor.
     pub fn of_tensor(tensor: impl Into<String>, message: &impl ToString) -> Self {
         Self { file: None, tensor: Some(tensor.into()), message: message.to_string() }
@@ -141,6 +150,7 @@ impl Catalog {
             positions: BTreeSet::new(),
             state: BTreeMap::new(),
             problems: Vec::new(),
+            leftovers: Vec::new(),
             notes: Vec::new(),
         }
     }

@@ -112,7 +112,7 @@ fn files_and_bytes_that_belong_to_nothing_are_named() {
         report["leftovers"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
     let [backup, trailing] = leftovers.as_slice() else { panic!("{leftovers:?}") };
     assert!(backup.contains("mp_rank_01/model_optim_rng.bak.pt: no tensor comes from"), "{backup}");
-    let said = "mp_rank_01/model_optim_rng.pt: 22 bytes behind the end of the archive";
+    let said = "mp_rank_01/model_optim_rng.pt: 22 bytes behind the end of what was saved";
     assert!(trailing.contains(said), "{trailing}");
 }
 

@@ -63,6 +63,8 @@ pub struct Checkpoint {
     pub tensors: BTreeMap<Arc<str>, Result<LogicalTensor, TensorFault>>,
     /// Data files that were looked at.
     pub data_files: usize,
+    /// Data files with bytes behind the last of their packed slices, and how many; other slices show it themselves.
+    pub behind: Vec<(FileId, u64)>,
     slices: Slices,
 }
 
@@ -198,7 +200,8 @@ impl Checkpoint {
         });
         let tensors = put_together.collect::<Vec<_>>().into_iter().collect();
         let data_files = slices.files.len();
-        Self { metadata, tensors, data_files, slices }
+        let behind = slices.behind(&metadata, files);
+        Self { metadata, tensors, data_files, behind, slices }
     }
 
     /// The file that `torch.save` made of an object that is no tensor. Where several ranks wrote one, that of the first.
@@ -285,6 +288,25 @@ impl Slices {
                 spool.unpack(files, folder, packed, transforms, limit)
             });
         }
+    }
+
+    /// What lies behind the last slice of files whose slices are packed.
+    fn behind(&self, metadata: &Metadata, files: &FileSet) -> Vec<(FileId, u64)> {
+        let chunks = metadata.tensors.values().flat_map(|tensor| &tensor.chunks);
+        let places = chunks.filter_map(|chunk| chunk.place.as_ref());
+        let mut ends: BTreeMap<FileId, u64> = BTreeMap::new();
+        for place in places.chain(metadata.objects.values().flatten()) {
+            if place.transforms.is_some()
+                && let Some(Ok(region)) =
+                    self.files.get(&place.path).map(|file| file.region(place, files))
+            {
+                let end = ends.entry(region.file).or_default();
+                *end = region.offset.saturating_add(region.len).max(*end);
+            }
+        }
+        let behind =
+            ends.into_iter().map(|(file, end)| (file, files.whole(file).len.saturating_sub(end)));
+        behind.filter(|(_, bytes)| *bytes > 0).collect()
     }
 
     fn file(&self, place: &Place) -> Result<&DataFile, SliceError> {

@@ -37,8 +37,7 @@ pub fn leftovers(catalog: &Catalog) -> Vec<Problem> {
         .par_iter()
         .filter_map(|&file| {
             let bytes = torch::bytes_behind(files, files.whole(file))?;
-            let message = format!("{bytes} bytes behind the end of the archive");
-            Some(leftover(files.path(file), message))
+            Some(Problem::bytes_behind(files.path(file), bytes))
         })
         .collect();
     let read: HashSet<&Path> = files.ids().map(|file| files.path(file)).collect();
@@ -48,6 +47,7 @@ pub fn leftovers(catalog: &Catalog) -> Vec<Problem> {
     found.extend(
         unread.iter().map(|path| leftover(path, "no tensor comes from this file".to_owned())),
     );
+    found.extend(catalog.leftovers.iter().cloned());
     found.sort();
     found
 }

@@ -168,21 +168,13 @@ impl Archive {
     }
 }
 
-/// How many bytes lie behind the end of the zip archive that begins `region`; `None` where there is no such
-/// archive, or nothing behind it. Readers look for the end from the back and do not mind them.
-#[must_use]
-pub fn bytes_behind(files: &FileSet, region: Region) -> Option<u64> {
-    let mut magic = [0; 4];
-    let head = region.part(0, 4)?;
-    files.read_exact_at(head.file, &mut magic, head.offset).ok()?;
-    if magic != *b"PK\x03\x04" {
-        return None;
-    }
+/// Where the archive ends in its region; `None` where there is no such archive.
+pub(super) fn end(files: &FileSet, region: Region) -> Option<u64> {
     let peek = Peek::new(files, region).ok()?;
-    let mut buffer = vec![0; EDGE];
-    let zip =
-        rawzip::ZipLocator::new().locate_in_reader(Part(&peek), &mut buffer, region.len).ok()?;
-    region.len.checked_sub(zip.end_offset()).filter(|&bytes| bytes > 0)
+    let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
+    let locator = rawzip::ZipLocator::new();
+    let zip = locator.locate_in_reader(Part(&peek), &mut buffer, region.len).ok()?;
+    Some(zip.end_offset())
 }
 
 /// Reads the directory: its entries, and where it begins.

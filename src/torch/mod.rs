@@ -23,7 +23,7 @@ use std::io;
 
 use thiserror::Error;
 
-pub use archive::{Archive, ArchiveError, Entry, bytes_behind};
+pub use archive::{Archive, ArchiveError, Entry};
 pub use legacy::LegacyError;
 pub use rebuild::RebuildError;
 pub use value::{Call, TooMany, Value, ValueId, Values};
@@ -201,6 +201,22 @@ impl TorchFile {
     pub fn byte_order(&self) -> ByteOrder {
         self.storages.byte_order
     }
+}
+
+/// How many bytes lie behind the end of the zip archive or the pickle that begins `region`; `None` where there is neither,
+/// or nothing behind it. Readers do not mind them, but no writer leaves them.
+#[must_use]
+pub fn bytes_behind(files: &FileSet, region: Region) -> Option<u64> {
+    const HEAD: usize = 64;
+    let mut head = [0; HEAD];
+    let head = head.get_mut(..usize::try_from(region.len).map_or(HEAD, |len| len.min(HEAD)))?;
+    files.read_exact_at(region.file, head, region.offset).ok()?;
+    let end = match head {
+        [b'P', b'K', 3, 4, ..] => archive::end(files, region)?,
+        [0x80, 2..=5, ..] if !legacy::is_stream(head) => pickle::stream::end(files, region).ok()?,
+        _ => return None,
+    };
+    region.len.checked_sub(end).filter(|&bytes| bytes > 0)
 }
 
 fn recognise(head: &[u8]) -> Result<Container, TorchError> {

@@ -113,6 +113,10 @@ fn read_with(
     }
     reading.add_state(&checkpoint, |key| wanted.contains(key));
     reading.count_left_out(&checkpoint.metadata);
+    for (file, bytes) in &checkpoint.behind {
+        let path = reading.catalog.files.path(*file);
+        reading.catalog.leftovers.push(Problem::bytes_behind(path, *bytes));
+    }
     let tensors = std::mem::take(&mut checkpoint.tensors);
     // The places of very many chunks need not be there while the catalog grows.
     drop(checkpoint);

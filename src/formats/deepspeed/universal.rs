@@ -3,7 +3,7 @@
 //! Facts from DeepSpeed 0.19 (`checkpoint/ds_to_universal.py`): from ZeRO-1 and 2 a file holds a dict with the tensor as
 //! `param`; from ZeRO-3 it holds a bare vector without a shape.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -95,6 +95,7 @@ fn sources(
         return Err(OpenError::MissingFiles { files: missing });
     }
     let mut sources = Vec::new();
+    let mut by_param: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
     for (name, folder) in folders {
         let mut states = BTreeMap::new();
         for entry in std::fs::read_dir(&folder).map_err(io_error(&folder))? {
@@ -104,28 +105,60 @@ fn sources(
                 states.insert(state.to_owned(), path);
             }
         }
-        let step = states.remove(NOT_A_STATE);
-        let is_master = shapes.contains_key(name.as_str()) || states.len() > 1;
-        let others = if is_master { BTreeMap::new() } else { std::mem::take(&mut states) };
-        for path in others.into_values().chain(step) {
-            files.add(&path).map_err(io_error(&path))?;
+        if let Some(step) = states.remove(NOT_A_STATE) {
+            files.add(&step).map_err(io_error(&step))?;
             universal.left_out += 1;
         }
-        if !is_master {
+        let is_master = match shapes.is_empty() {
+            true => states.len() > 1,
+            false => shapes.contains_key(name.as_str()),
+        };
+        if !is_master && let Some(path) = states.remove("fp32") {
+            // Its value is that of the model, and compared there; it has to be a file all the same.
+            let file = files.add(&path).map_err(io_error(&path))?;
+            open(files, file)?;
+            universal.left_out += 1;
+            universal.moments.problems.extend(states.into_values().map(|path| Problem {
+                file: Some(path),
+                tensor: None,
+                message: "a state of a parameter that param_shapes does not list".to_owned(),
+            }));
             continue;
         }
         if !states.contains_key("fp32") {
-            let why = "the other states of this parameter are there".to_owned();
+            let why = "this parameter has a folder".to_owned();
             let missing = MissingFile { path: folder.join("fp32.pt"), why };
             return Err(OpenError::MissingFiles { files: vec![missing] });
         }
+        by_param.insert(folder, states.keys().cloned().collect());
         for (state, path) in states {
             let file = files.add(&path).map_err(io_error(&path))?;
             let state = if state == "fp32" { "fp32_param".to_owned() } else { state };
             sources.push(Source { param: name.as_str().into(), state, file });
         }
     }
+    let missing = missing_states(&by_param);
+    if !missing.is_empty() {
+        return Err(OpenError::MissingFiles { files: missing });
+    }
     Ok(sources)
+}
+
+/// The states that a parameter lacks of those of another one. Two optimizers may keep different ones, but none keeps a
+/// part of what it keeps of others.
+fn missing_states(by_param: &BTreeMap<PathBuf, BTreeSet<String>>) -> Vec<MissingFile> {
+    let sets: BTreeSet<&BTreeSet<String>> = by_param.values().collect();
+    let mut missing = Vec::new();
+    for (folder, states) in by_param {
+        let mut fuller = sets.iter().filter(|other| other.len() > states.len());
+        if let Some(fuller) = fuller.rfind(|other| other.is_superset(states)) {
+            missing.extend(fuller.difference(states).map(|state| MissingFile {
+                path: folder.join(format!("{state}.pt")),
+                why: "other parameters have this state".to_owned(),
+            }));
+        }
+    }
+    missing
 }
 
 fn read_file(

@@ -62,6 +62,17 @@ pub fn each_op<T>(
     }
 }
 
+/// Where in its region the pickle ends.
+///
+/// # Errors
+/// As for [`each_op`].
+pub fn end(files: &FileSet, region: Region) -> Result<u64, StreamError> {
+    each_op(files, region, |at, op| match op {
+        Op::Stop => Ok(Next::End(at + 1)),
+        _ => Ok(Next::Opcode),
+    })
+}
+
 /// The bytes around the next opcode.
 struct Window<'a> {
     files: &'a FileSet,
