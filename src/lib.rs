@@ -1,5 +1,5 @@
-//! Compare two training checkpoints of large models, tensor by tensor, whatever the parallel layout of each,
-//! without ever executing a byte of them.
+//! Compare two training checkpoints of large models, tensor by tensor, whatever the format and the parallel layout of
+//! each, without ever executing a byte of them.
 //!
 //! # The idea
 //!
@@ -19,6 +19,8 @@
 //!                    lies                                        the one type                 kernel
 //!                    there?                                      at the centre
 //! ```
+//! Beside `torch` stand [`dcp`], [`safetensors`] and [`zarr`], whose tensors are whole already: for them the layout only
+//! has to find layers, experts and sections (`layout/global.rs`).
 //!
 //! Left of the [`Catalog`](catalog::Catalog) everything is formats; nothing right of it knows that a format exists.
 //!

@@ -83,6 +83,21 @@ fn a_tied_output_layer_that_has_drifted_is_a_copy_that_disagrees() {
 }
 
 #[test]
+fn norms_that_drifted_and_biases_that_are_parts_of_a_sum_are_told_apart() {
+    let copied = Copied::of(&fixture("deepspeed/neox/tp2pp2"));
+    let flip_second = |name: &str| places(&copied.path(), name, &[1])[1].flip();
+    flip_second("layers.0.input_layernorm.weight");
+    let found = report(&copied.path(), 1);
+    assert_eq!(names(&found["replicas"]), ["layers.0.input_layernorm.weight"]);
+    let copy = &found["replicas"]["layers.0.input_layernorm.weight"][0];
+    assert_eq!((&copy["policy"], &copy["differing"]), (&json!("mean"), &json!(1)));
+    assert_eq!(copy["copy"], "layer_02-model_01-model_states.pt");
+    let sums = found["partial_sums"].as_object().unwrap();
+    assert!(sums.keys().all(|name| name.ends_with(".bias")), "{sums:?}");
+    assert!(sums.values().all(|copies| copies[0]["policy"] == "sum"), "{sums:?}");
+}
+
+#[test]
 fn what_is_not_finite_is_counted_by_tensor() {
     let report = report(&layout("faults/nan-tp1"), 1);
     let not_finite = report["not_finite"].as_object().unwrap();

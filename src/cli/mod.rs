@@ -21,7 +21,7 @@ pub use check::CheckArgs;
 pub use compare::CompareArgs;
 pub use inspect::InspectArgs;
 
-/// Compare two training checkpoints of large models, tensor by tensor, whatever their parallel layout.
+/// Compare two training checkpoints of large models, tensor by tensor, whatever their format and parallel layout.
 ///
 /// Nothing from a checkpoint is ever executed: pickles are read as data.
 #[derive(Debug, Parser)]

@@ -258,6 +258,7 @@ fn json_of_copy(tensor: &TensorComparison, replica: &ReplicaDifference) -> Value
         "first": replica.first,
         "copy": replica.copy,
         "stored_name": replica.stored_name,
+        "policy": replica.merge.name(),
         "max_abs": stats.max_abs(),
         "l2": stats.l2(),
         "cos": stats.cos(),

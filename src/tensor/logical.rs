@@ -61,6 +61,16 @@ impl Merge {
     pub fn is_of_replicas(self) -> bool {
         matches!(self, Self::First | Self::Mean)
     }
+
+    /// The word for it in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Mean => "mean",
+            Self::Sum | Self::SumIfDifferent => "sum",
+        }
+    }
 }
 
 /// Where a copy comes from.
