@@ -24,8 +24,8 @@ impl Job<'_> {
                     let first = first_copy(tensor, stats.first_differing());
                     differences.push(ReplicaDifference {
                         side,
-                        first: shard_label(first, files[side]),
-                        copy: shard_label(replica.source.file, files[side]),
+                        first: files[side].shard_label(first),
+                        copy: files[side].shard_label(replica.source.file),
                         stored_name: replica.source.name.to_string(),
                         merge: tensor.merge(),
                         stats,
@@ -116,13 +116,4 @@ fn first_copy(tensor: &LogicalTensor, at: Option<u64>) -> FileId {
         element.as_ref().is_some_and(|element| piece.extent.intersect(element).is_some())
     };
     tensor.pieces().iter().find(holds).map_or(tensor.source().file, |piece| piece.file)
-}
-
-/// What a user calls a shard: the rank's folder, or the file where it is in none.
-fn shard_label(file: FileId, files: &FileSet) -> String {
-    let path = files.path(file);
-    let folder = path.parent().and_then(|folder| folder.file_name());
-    let is_rank = |name: &str| ["mp_rank_", "rank_"].iter().any(|start| name.starts_with(start));
-    let folder = folder.filter(|name| is_rank(&name.to_string_lossy()));
-    folder.or(path.file_name()).unwrap_or_default().to_string_lossy().into_owned()
 }

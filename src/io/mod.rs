@@ -97,6 +97,17 @@ impl FileSet {
         &self.entry(file).path
     }
 
+    /// What a user calls a shard: the rank's folder, or the file where it is in none.
+    #[must_use]
+    pub fn shard_label(&self, file: FileId) -> String {
+        let path = self.path(file);
+        let folder = path.parent().and_then(|folder| folder.file_name());
+        let is_rank =
+            |name: &str| ["mp_rank_", "rank_"].iter().any(|start| name.starts_with(start));
+        let folder = folder.filter(|name| is_rank(&name.to_string_lossy()));
+        folder.or(path.file_name()).unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// All of them, in the order in which they were added.
     pub fn ids(&self) -> impl Iterator<Item = FileId> + use<> {
         (0..=u32::MAX).take(self.entries.len()).map(FileId)

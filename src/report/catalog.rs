@@ -107,8 +107,8 @@ fn json_of(fact: &Fact) -> Value {
 
 /// How many shards hold it, how many hold it again, and where the first one is.
 fn shards_text(catalog: &Catalog, tensor: &LogicalTensor) -> String {
-    let path = catalog.files.path(tensor.source().file);
-    let folder = path.parent().and_then(|folder| folder.file_name()).unwrap_or_default();
+    let first = tensor.pieces().first().map_or(tensor.source().file, |piece| piece.file);
+    let label = catalog.files.shard_label(first);
     let mut files: Vec<_> = tensor.pieces().iter().map(|piece| piece.file).collect();
     files.sort_unstable();
     files.dedup();
@@ -118,7 +118,7 @@ fn shards_text(catalog: &Catalog, tensor: &LogicalTensor) -> String {
         1 => " + 1 copy".to_owned(),
         _ => format!(" + {copies} copies"),
     };
-    format!("{}{copies}  {}", files.len(), printable(&folder.to_string_lossy()))
+    format!("{}{copies}  {}", files.len(), printable(&label))
 }
 
 /// Writes the same as JSON, with the place of every piece.
