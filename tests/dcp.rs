@@ -211,3 +211,9 @@ fn the_folder_above_that_of_the_model_is_enough() {
         run.stderr
     );
 }
+
+#[test]
+fn a_data_file_on_its_own_leads_to_its_folder() {
+    let file = fixture("dcp/sharded/__0_0.distcp");
+    compare(&file, &file).refuses(&["__0_0.distcp", "name the folder"]);
+}

@@ -23,6 +23,10 @@ fn detect(path: &Path) -> bool {
 
 fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let path = &located.path;
+    if path.extension().is_some_and(|ending| ending == "distcp") {
+        let what = "one file of a distributed checkpoint, which its .metadata takes apart; name the folder";
+        return Err(OpenError::Content { path: path.clone(), what: what.to_owned() });
+    }
     let mut files = FileSet::default();
     let file = files.add(path).map_err(|source| OpenError::Io { path: path.clone(), source })?;
     let torch = TorchFile::open(&files, files.whole(file))
