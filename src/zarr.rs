@@ -230,6 +230,10 @@ fn grid(header: &Header) -> Result<Vec<u64>, ZarrError> {
 
 /// Every place of a grid, in row-major order.
 fn places(grid: &[u64]) -> Vec<Vec<u64>> {
+    if grid.contains(&0) {
+        // The other dimensions may be of any size then.
+        return Vec::new();
+    }
     let mut places = vec![Vec::new()];
     for &count in grid {
         let longer = |place: Vec<u64>| {
@@ -256,5 +260,22 @@ fn file_name(place: &[u64]) -> String {
     match place {
         [] => "0".to_owned(),
         _ => place.iter().map(ToString::to_string).collect::<Vec<_>>().join("."),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_array_of_any_other_size_has_no_chunks() {
+        let folder = tempfile::tempdir().unwrap();
+        let header = r#"{"zarr_format": 2, "shape": [1099511627776, 0], "chunks": [1, 1], "dtype": "<f4", "order": "C",
+            "compressor": null, "filters": null, "fill_value": null}"#;
+        std::fs::write(folder.path().join(HEADER), header).unwrap();
+        let array = open(&mut FileSet::default(), folder.path(), "empty").unwrap();
+        assert_eq!((array.tensor.shape(), array.chunks), (&[1 << 40, 0][..], 0));
+        assert!(array.missing.is_empty());
     }
 }

@@ -107,7 +107,7 @@ fn shaped(vector: &LogicalTensor, start: u64, shape: &[u64]) -> Result<LogicalTe
         let held = vector.numel();
         Trouble(format!(
             "shape {shape:?} needs elements {start} to {}, the partitions hold {held}",
-            start + count
+            start.saturating_add(count)
         ))
     })?;
     if shape.is_empty() {
@@ -245,8 +245,9 @@ impl Zero<'_> {
         found: &mut Vec<(Arc<str>, Result<LogicalTensor, Trouble>)>,
     ) {
         let alignment = 2 * ranks as u64;
+        let most = used.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
         if let Some((param, _)) = found.last()
-            && held > used.next_multiple_of(alignment).saturating_add(alignment)
+            && held > most.saturating_add(alignment)
         {
             let text = format!("the partitions hold {held} elements, param_shapes only {used}");
             found.push((param.clone(), Err(Trouble(text))));
