@@ -76,7 +76,17 @@ thread_local! {
 }
 
 impl<'a> Job<'a> {
+    /// Both sides of a pair.
     pub(super) fn new(pair: &'a Pair, files: [&FileSet; 2]) -> Self {
+        Self::with(pair, [0, 1].map(|side| settled(&pair.sides[side], files[side])))
+    }
+
+    /// The first side alone, as it is stored: what its copies make together is not asked for.
+    pub(super) fn survey(pair: &'a Pair) -> Self {
+        Self { is_survey: true, ..Self::with(pair, [Merge::First; 2]) }
+    }
+
+    fn with(pair: &'a Pair, merges: [Merge; 2]) -> Self {
         let has_bands = pair.sides.each_ref().map(is_transposed);
         let row = pair.sides[0].shape().last().copied().unwrap_or(1).max(1);
         let sizes = pair.sides.each_ref().map(|side| side.dtype().size());
@@ -93,17 +103,12 @@ impl<'a> Job<'a> {
             pair,
             is_survey: false,
             elements: pair.sides.each_ref().map(|side| Element::of(side.dtype())),
-            merges: [0, 1].map(|side| settled(&pair.sides[side], files[side])),
+            merges,
             unit_blocks: if bands == 0 { part_blocks } else { band_blocks(bands).max(part_blocks) },
             part_blocks,
             has_bands,
             row,
         }
-    }
-
-    /// The same with the first side alone.
-    pub(super) fn survey(self) -> Self {
-        Self { is_survey: true, ..self }
     }
 
     pub(super) fn units(&self, job: usize) -> impl Iterator<Item = Unit> + use<> {
@@ -171,7 +176,7 @@ impl<'a> Job<'a> {
         let b = if self.is_survey { a } else { &sides[1][window_b] };
         let blocks =
             block_bytes(a, self.elements[0].size).zip(block_bytes(b, self.elements[1].size));
-        // A survey looks at what is stored, not at what copies make together.
+        // In a survey the second side's is still that of an earlier unit.
         let is_merged = |side: usize, block: usize| !self.is_survey && is_merged[side][block];
         for (block, (bytes, first)) in blocks.zip((start..).step_by(BLOCK)).enumerate() {
             let bytes: [&[u8]; 2] = bytes.into();

@@ -12,8 +12,8 @@ use super::{TensorComparison, bytes, run_all};
 /// elements for what is not finite. `done` counts the bytes, those of [`bytes_to_survey`].
 #[must_use]
 pub fn survey(pairs: &[Pair], files: &FileSet, done: &AtomicU64) -> Vec<TensorComparison> {
-    let job = |pair| Job::new(pair, [files, files]).survey();
-    run_all(&pairs.iter().map(job).collect::<Vec<_>>(), [files, files], false, done)
+    let jobs: Vec<Job<'_>> = pairs.iter().map(Job::survey).collect();
+    run_all(&jobs, [files, files], false, done)
 }
 
 /// Bytes that [`survey`] will count.

@@ -13,9 +13,9 @@ use crate::kernel::Stats;
 use crate::names::{Name, printable};
 use crate::verdict::Verdict;
 
-use super::Style;
 use super::json::Escaping;
 use super::units::{bytes, counted, grouped, scientific, shape};
+use super::{Style, origin_text};
 
 /// All that a check may tell.
 #[derive(Debug)]
@@ -84,13 +84,7 @@ const ROWS: usize = 20;
 /// # Errors
 /// The sink cannot be written to.
 pub fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    let origin = &report.origin;
-    writeln!(out, "{}", printable(&origin.resolved.to_string_lossy()))?;
-    let mut parts = vec![origin.format.to_owned()];
-    parts.extend(Some(origin.layout.clone()).filter(|layout| !layout.is_empty()));
-    parts.extend(origin.iteration.map(|iteration| format!("iteration {iteration}")));
-    parts.push(counted(origin.shards, "shard"));
-    writeln!(out, "   {}", parts.join(", "))?;
+    writeln!(out, "{}", origin_text(&report.origin))?;
     for note in &report.notes {
         writeln!(out, "   {}", style.faint(&printable(note)))?;
     }

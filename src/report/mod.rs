@@ -12,7 +12,7 @@ pub use style::Style;
 
 use crate::catalog::{Origin, Problem};
 use crate::compare::TensorComparison;
-use crate::names::Name;
+use crate::names::{Name, printable};
 use crate::verdict::Verdict;
 
 /// All that a report may tell.
@@ -41,3 +41,20 @@ pub struct SideReport {
 
 /// How the sides are called.
 pub const SIDES: [&str; 2] = ["a", "b"];
+
+/// The path of a checkpoint, and below it what it is.
+fn origin_text(origin: &Origin) -> String {
+    let mut parts = vec![origin.format.to_owned()];
+    if !origin.layout.is_empty() {
+        parts.push(origin.layout.clone());
+    }
+    if let Some(iteration) = origin.iteration {
+        parts.push(format!("iteration {iteration}"));
+    }
+    parts.push(units::counted(origin.shards, "shard"));
+    if origin.left_out > 0 {
+        parts.push(format!("{} left out", units::counted(origin.left_out, "buffer")));
+    }
+    let path = origin.resolved.to_string_lossy();
+    format!("{}\n   {}", printable(&path), parts.join(", "))
+}

@@ -13,7 +13,7 @@ use crate::verdict::{self, Verdict};
 
 use super::catalog::WIDEST;
 use super::units::{bytes, counted, grouped, scientific, shape};
-use super::{Report, SIDES, SideReport, Style};
+use super::{Report, SIDES, Style, origin_text};
 
 /// Rows of a list before it is cut short.
 const ROWS: usize = 10;
@@ -24,7 +24,7 @@ const ROWS: usize = 10;
 /// The sink cannot be written to.
 pub fn write(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
     for (name, side) in SIDES.iter().zip(&report.sides) {
-        writeln!(out, "{}  {}", style.heading(name), side_text(side))?;
+        writeln!(out, "{}  {}", style.heading(name), origin_text(&side.origin))?;
         for note in &side.notes {
             writeln!(out, "   {}", style.faint(&printable(note)))?;
         }
@@ -38,23 +38,6 @@ pub fn write(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<(
     write_non_finite(report, style, out)?;
     write_remarks(report, out)?;
     writeln!(out, "\n{}", closing(report, style))
-}
-
-fn side_text(side: &SideReport) -> String {
-    let origin = &side.origin;
-    let mut parts = vec![origin.format.to_owned()];
-    if !origin.layout.is_empty() {
-        parts.push(origin.layout.clone());
-    }
-    if let Some(iteration) = origin.iteration {
-        parts.push(format!("iteration {iteration}"));
-    }
-    parts.push(counted(origin.shards, "shard"));
-    if origin.left_out > 0 {
-        parts.push(format!("{} left out", counted(origin.left_out, "buffer")));
-    }
-    let path = origin.resolved.to_string_lossy();
-    format!("{}\n   {}", printable(&path), parts.join(", "))
 }
 
 fn totals(report: &Report) -> String {
