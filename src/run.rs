@@ -1,6 +1,7 @@
 //! The pipeline on one screen: open twice, pair, compare, judge, report.
 
 mod check;
+mod result;
 
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
@@ -10,12 +11,14 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 
 use crate::catalog::{Catalog, Problem, Section};
 use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
-use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
+use crate::compare::metrics::{self, ONE_MINUS_COS};
 use crate::compare::{Outcome, bytes_to_compare, compare};
 use crate::formats;
 use crate::pairing::{Selection, pair, settle_positions};
 use crate::report::{self, Report, SIDES, SideReport, Style, progress};
 use crate::verdict::{self, Verdict};
+
+use self::result::Destination;
 
 /// Runs a command and returns its exit code.
 ///
@@ -36,10 +39,7 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
         exclude: glob_set(&args.exclude)?,
         vocab_size: args.vocab_size,
     };
-    let to_stdout = args.output == Path::new("-");
-    if !to_stdout {
-        check_output(&args.output, args.force)?;
-    }
+    let destination = Destination::of(&args.output, args.force)?;
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(threads) = args.threads {
         pool = pool.num_threads(threads.get());
@@ -52,12 +52,12 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
     print_problems(&report, !args.include.is_empty() || !args.exclude.is_empty());
     let is_written =
         report.tensors.iter().any(|tensor| !matches!(tensor.outcome, Outcome::Unreadable(_)));
-    if is_written && to_stdout {
-        unless_closed(report::json::write(&report, &metrics, &mut io::stdout().lock()))?;
-    } else if is_written {
-        write_output(&args.output, args.force, &report, &metrics)?;
+    if is_written {
+        let mut json = Vec::new();
+        report::json::write(&report, &metrics, &mut json)?;
+        destination.write(&json)?;
     }
-    unless_closed(match (args.quiet, to_stdout) {
+    unless_closed(match (args.quiet, destination == Destination::Stdout) {
         (true, _) => Ok(()),
         (false, true) => report::screen::write(&report, Style::PLAIN, &mut io::stderr().lock()),
         (false, false) => report::screen::write(&report, style, &mut io::stdout().lock()),
@@ -132,49 +132,6 @@ fn glob_set(globs: &[Glob]) -> Result<GlobSet> {
         set.add(glob.clone());
     }
     Ok(set.build()?)
-}
-
-/// Before anything is read: the result must not be there, and its folder must.
-fn check_output(output: &Path, force: bool) -> Result<()> {
-    if output.is_dir() {
-        bail!("{}: is a folder; name a file for the result", output.display());
-    }
-    if output.symlink_metadata().is_ok() && !force {
-        bail!(
-            "{}: the file exists; overwrite it with --force or name another one with -o",
-            output.display()
-        );
-    }
-    let folder = folder_of(output);
-    if !folder.is_dir() {
-        bail!("{}: the folder {} does not exist", output.display(), folder.display());
-    }
-    Ok(())
-}
-
-fn folder_of(output: &Path) -> &Path {
-    output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Writes beside the result and renames, so that an interrupted run leaves no file.
-fn write_output(output: &Path, force: bool, report: &Report, metrics: &[&Metric]) -> Result<()> {
-    // All of it is there before the first byte is written, so that an interruption finds next to nothing to interrupt.
-    let mut json = Vec::new();
-    report::json::write(report, metrics, &mut json)?;
-    let write = || -> Result<()> {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".ckptcmp-");
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let mut file = builder.tempfile_in(folder_of(output))?;
-        file.write_all(&json)?;
-        match force {
-            true => file.persist(output)?,
-            false => file.persist_noclobber(output)?,
-        };
-        Ok(())
-    };
-    write().with_context(|| format!("{}: cannot be written", output.display()))
 }
 
 /// Says on standard error what could not be read, a line each.
