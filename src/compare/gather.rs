@@ -288,18 +288,66 @@ impl Reader<'_> {
     /// Carries reads out, one behind the other in `target`.
     fn fetch(&self, reads: &Reads<'_>, offset: u64, target: &mut [u8]) -> io::Result<()> {
         let size = self.element.size;
+        let mut window = Window::new(self, reads, offset);
         for read in 0..reads.count() {
-            let skipped = reads.start(read) * size;
+            let offset = offset + (reads.start(read) * size) as u64;
             let line = &mut target[read * reads.stride * size..][..reads.len * size];
-            self.read_run(offset + skipped as u64, line)?;
+            match window.bytes(offset, line.len())? {
+                Some(bytes) => line.copy_from_slice(bytes),
+                None => self.read_run(offset, line)?,
+            }
         }
-        Ok(())
+        window.close()
     }
 
     fn read_run(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
         self.files.read_exact_at(self.piece.file, target, offset)?;
         to_little_endian(target, self.piece.byte_order, self.element);
         Ok(())
+    }
+}
+
+/// A part of a file in memory that follows short reads as they go on.
+struct Window<'a> {
+    files: &'a FileSet,
+    file: FileId,
+    /// Where the reads end, or 0 where they are not short or need more than a copy.
+    end: u64,
+    /// Where it ends, whether it could be had or not.
+    seen: u64,
+    maps: Maps,
+}
+
+impl<'a> Window<'a> {
+    /// Bytes of a read from which on the call costs little beside the copy.
+    const LONG: usize = 64 << 10;
+    const BYTES: u64 = 8 << 20;
+
+    fn new(reader: &Reader<'a>, reads: &Reads<'_>, offset: u64) -> Self {
+        let Reader { files, piece, element } = *reader;
+        let is_worth_while = reads.count() > 1
+            && reads.len * reads.size < Self::LONG
+            && !element.is_swapped(piece.byte_order);
+        let span = (span(reads.dims) * reads.size) as u64;
+        let end = if is_worth_while { offset + span } else { 0 };
+        Self { files, file: piece.file, end, seen: 0, maps: Maps::default() }
+    }
+
+    /// The bytes of a read, unless it is better carried out.
+    fn bytes(&mut self, offset: u64, len: usize) -> io::Result<Option<&[u8]>> {
+        let wanted = Region { file: self.file, offset, len: len as u64 };
+        if self.seen < offset + wanted.len && offset < self.end {
+            self.close()?;
+            let ahead = Region { len: Self::BYTES.min(self.end - offset), ..wanted };
+            self.seen = offset + ahead.len;
+            self.maps = Maps::one(self.files, ahead);
+        }
+        Ok(self.maps.bytes(wanted))
+    }
+
+    /// Whether the file still had what was copied.
+    fn close(&self) -> io::Result<()> {
+        self.maps.check(self.files).map_err(|(_, error)| error)
     }
 }
 

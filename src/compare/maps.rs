@@ -42,6 +42,11 @@ impl Maps {
         Self(spans.filter_map(|span| Some((span, files.map(span)?))).collect())
     }
 
+    /// This region alone.
+    pub(super) fn one(files: &FileSet, region: Region) -> Self {
+        Self(files.map(region).map(|map| (region, map)).into_iter().collect())
+    }
+
     /// The bytes of a region, if one map has all of them.
     pub(super) fn bytes(&self, wanted: Region) -> Option<&[u8]> {
         self.0.iter().find_map(|(region, map)| {
