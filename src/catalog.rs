@@ -52,6 +52,8 @@ pub struct Origin {
     pub shards: usize,
     /// Stored entries that are no weights and were left out.
     pub left_out: usize,
+    /// Its names are canonical: it is of a Megatron family.
+    pub is_canonical: bool,
 }
 
 /// What a tensor of a checkpoint is for.

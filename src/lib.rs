@@ -83,6 +83,7 @@
 //! # Ok::<(), formats::OpenError>(())
 //! ```
 
+pub mod canonical;
 pub mod catalog;
 pub mod cli;
 pub mod compare;

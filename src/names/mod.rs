@@ -1,5 +1,6 @@
 //! Dialects -> canonical names, as tables of rewrites.
 
+pub mod families;
 pub mod megatron;
 mod natural;
 pub mod pattern;

@@ -218,6 +218,7 @@ fn into_catalog(
         iteration: common.iteration.or(located.iteration),
         shards,
         left_out: objects.len() + assembly.buffers,
+        is_canonical: true,
         ..Origin::default()
     };
     let sharding = common.optimizer_sharding().map(str::to_owned);

@@ -92,6 +92,7 @@ impl Ranks<'_> {
             iteration,
             shards: shard_files,
             left_out: left_out + assembly.buffers,
+            is_canonical: true,
             ..Origin::default()
         };
         let mut catalog = Catalog::new(origin, files);

@@ -1,0 +1,354 @@
+//! Other dialects -> canonical names, a table a family: the models of Hugging Face, of InfiniTrain and of GPT-NeoX.
+//!
+//! A row says what parts make a canonical tensor and how. Sources: Megatron-LM (`tools/checkpoint/loader_llama_mistral.py`,
+//! `loader_mixtral_hf.py`, `core/models/gpt`), Megatron-Bridge 0.5 (`models/*/*_bridge.py`, `conversion/param_mapping.py`),
+//! transformers 4 and 5 (`models/*/modeling_*.py`), InfiniTrain 0.6.0 (`nn/modules/transformer`), gpt-neox
+//! (`tools/ckpts/convert_neox_to_hf.py`).
+
+use super::pattern::{SuffixTable, expand_braces, fill};
+
+/// How the parts that a row names make the canonical tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Join {
+    /// It is the tensor.
+    Same,
+    /// It is the tensor with rows and columns exchanged: the `[in, out]` of GPT-2's `Conv1D`.
+    Turned,
+    /// Rows of one part behind those of the other: `[gate; up]`.
+    Rows,
+    /// Query, key and value heads, dealt out by query group: its queries, its key, its value, then the next group.
+    Heads,
+    /// The same from one tensor with all queries, all keys, all values.
+    HeadBlocks(Blocks),
+    /// All experts of a layer in one tensor: each becomes one of its own, whose number `*` stands for.
+    Experts(Packed),
+    /// Another copy of that tensor.
+    Replica,
+}
+
+/// How queries, keys and values lie in one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blocks {
+    /// As rows.
+    Rows,
+    /// As columns, see [`Join::Turned`].
+    Columns,
+    /// As rows, where a rotation turns neighbouring rows of a head; the canonical one turns its halves.
+    Rotated,
+    /// As rows where heads share keys, and head by head where none does.
+    RowsIfShared,
+}
+
+/// How experts lie in one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packed {
+    /// Each as the weight or bias that it is.
+    Plain,
+    /// Each with rows and columns exchanged.
+    Turned,
+    /// As [`Packed::Turned`], gate and up alternating.
+    TurnedPairs,
+    /// As [`Packed::Plain`], gate and up alternating.
+    Pairs,
+}
+
+use Join::{Experts, HeadBlocks, Heads, Replica, Rows, Same, Turned};
+
+/// End of a name in the dialect, the canonical one, and how the first makes the second. Groups in braces go together in
+/// order; what stands in square brackets are the parts of one tensor.
+type Row = (&'static str, &'static str, Join);
+
+/// Models whose names follow one table.
+#[derive(Debug)]
+pub struct Family {
+    /// The word for it.
+    pub name: &'static str,
+    /// Values of `model_type` in `config.json`; none where no `config.json` is.
+    pub model_types: &'static [&'static str],
+    /// Weights of norms are stored less one.
+    pub are_norms_less_one: bool,
+    /// What stands before all but the output layer.
+    body: &'static str,
+    /// What stands before the number of a layer.
+    layers: &'static str,
+    /// Rows for what is in no layer.
+    outside: &'static [&'static [Row]],
+    /// Rows for what is in one; canonical names without `decoder.layers.N.`
+    inside: &'static [&'static [Row]],
+}
+
+#[rustfmt::skip]
+const OUTSIDE: &[Row] = &[
+    ("embed_tokens.weight",                          "embedding.word_embeddings.weight",                 Same),
+    ("norm.{weight,bias}",                           "decoder.final_layernorm.{weight,bias}",            Same),
+    ("lm_head.weight",                               "output_layer.weight",                              Same),
+];
+
+#[rustfmt::skip]
+const NORMS: &[Row] = &[
+    ("input_layernorm.{weight,bias}",                "input_layernorm.{weight,bias}",                    Same),
+    ("post_attention_layernorm.{weight,bias}",       "pre_mlp_layernorm.{weight,bias}",                  Same),
+];
+
+#[rustfmt::skip]
+const ATTENTION: &[Row] = &[
+    ("self_attn.[q_proj,k_proj,v_proj].{weight,bias}", "self_attention.linear_qkv.{weight,bias}",        Heads),
+    ("self_attn.qkv_proj.weight",                    "self_attention.linear_qkv.weight",                 HeadBlocks(Blocks::Rows)),
+    ("self_attn.o_proj.{weight,bias}",               "self_attention.linear_proj.{weight,bias}",         Same),
+    ("self_attn.{q_norm,k_norm}.weight",             "self_attention.{q_layernorm,k_layernorm}.weight",  Same),
+];
+
+#[rustfmt::skip]
+const LATENT_ATTENTION: &[Row] = &[
+    ("self_attn.{q_proj,q_a_proj,q_b_proj}.weight",  "self_attention.{linear_q_proj,linear_q_down_proj,linear_q_up_proj}.weight", Same),
+    ("self_attn.{kv_a_proj_with_mqa,kv_b_proj}.weight", "self_attention.{linear_kv_down_proj,linear_kv_up_proj}.weight", Same),
+    ("self_attn.{q_a_layernorm,kv_a_layernorm}.weight", "self_attention.{q_layernorm,kv_layernorm}.weight", Same),
+    ("self_attn.o_proj.{weight,bias}",               "self_attention.linear_proj.{weight,bias}",         Same),
+];
+
+#[rustfmt::skip]
+const MLP: &[Row] = &[
+    ("mlp.[gate_proj,up_proj].{weight,bias}",        "mlp.linear_fc1.{weight,bias}",                     Rows),
+    ("mlp.gate_up_proj.weight",                      "mlp.linear_fc1.weight",                            Same),
+    ("mlp.down_proj.{weight,bias}",                  "mlp.linear_fc2.{weight,bias}",                     Same),
+];
+
+#[rustfmt::skip]
+const MOE: &[Row] = &[
+    ("mlp.gate.weight",                              "mlp.router.weight",                                Same),
+    ("mlp.gate.e_score_correction_bias",             "mlp.router.expert_bias",                           Same),
+    ("mlp.experts.#.[gate_proj,up_proj].weight",     "mlp.experts.local_experts.$1.linear_fc1.weight",   Rows),
+    ("mlp.experts.#.down_proj.weight",               "mlp.experts.local_experts.$1.linear_fc2.weight",   Same),
+    // as transformers 5 holds them in memory
+    ("mlp.experts.gate_up_proj",                     "mlp.experts.local_experts.*.linear_fc1.weight",    Experts(Packed::Plain)),
+    ("mlp.experts.down_proj",                        "mlp.experts.local_experts.*.linear_fc2.weight",    Experts(Packed::Plain)),
+    ("mlp.{shared_expert,shared_experts}.[gate_proj,up_proj].weight", "mlp.{shared_experts,shared_experts}.linear_fc1.weight", Rows),
+    ("mlp.{shared_expert,shared_experts}.down_proj.weight", "mlp.{shared_experts,shared_experts}.linear_fc2.weight", Same),
+    ("mlp.shared_expert_gate.weight",                "mlp.shared_experts.gate_weight",                   Same),
+    // Mixtral
+    ("block_sparse_moe.gate.weight",                 "mlp.router.weight",                                Same),
+    ("block_sparse_moe.experts.#.[w1,w3].weight",    "mlp.experts.local_experts.$1.linear_fc1.weight",   Rows),
+    ("block_sparse_moe.experts.#.w2.weight",         "mlp.experts.local_experts.$1.linear_fc2.weight",   Same),
+];
+
+/// Rows for a layer behind the others that predicts further tokens; `^` is what stands before them.
+#[rustfmt::skip]
+const PREDICTION: &[Row] = &[
+    ("{enorm,hnorm,eh_proj}.weight",                 "^{enorm,hnorm,eh_proj}.weight",                    Same),
+    ("shared_head.norm.weight",                      "^final_layernorm.weight",                          Same),
+    ("embed_tokens.weight",                          "embedding.word_embeddings.weight",                 Replica),
+    ("shared_head.head.weight",                      "output_layer.weight",                              Replica),
+];
+
+#[rustfmt::skip]
+const GPT_OSS: &[Row] = &[
+    ("self_attn.sinks",                              "self_attention.core_attention.softmax_offset",     Same),
+    ("mlp.router.{weight,bias}",                     "mlp.router.{weight,bias}",                         Same),
+    ("mlp.experts.gate_up_proj",                     "mlp.experts.local_experts.*.linear_fc1.weight",    Experts(Packed::TurnedPairs)),
+    ("mlp.experts.gate_up_proj_bias",                "mlp.experts.local_experts.*.linear_fc1.bias",      Experts(Packed::Pairs)),
+    ("mlp.experts.down_proj",                        "mlp.experts.local_experts.*.linear_fc2.weight",    Experts(Packed::Turned)),
+    ("mlp.experts.down_proj_bias",                   "mlp.experts.local_experts.*.linear_fc2.bias",      Experts(Packed::Plain)),
+];
+
+#[rustfmt::skip]
+const GPT2_OUTSIDE: &[Row] = &[
+    ("wte.weight",                                   "embedding.word_embeddings.weight",                 Same),
+    ("wpe.weight",                                   "embedding.position_embeddings.weight",             Same),
+    ("ln_f.{weight,bias}",                           "decoder.final_layernorm.{weight,bias}",            Same),
+    ("lm_head.weight",                               "output_layer.weight",                              Same),
+];
+
+#[rustfmt::skip]
+const GPT2_NORMS: &[Row] = &[
+    ("{ln_1,ln_2}.weight",                           "{input_layernorm,pre_mlp_layernorm}.weight",       Same),
+    ("{ln_1,ln_2}.bias",                             "{input_layernorm,pre_mlp_layernorm}.bias",         Same),
+];
+
+#[rustfmt::skip]
+const GPT2: &[Row] = &[
+    ("attn.c_attn.weight",                           "self_attention.linear_qkv.weight",                 HeadBlocks(Blocks::Columns)),
+    ("attn.c_attn.bias",                             "self_attention.linear_qkv.bias",                   HeadBlocks(Blocks::Rows)),
+    ("attn.c_proj.weight",                           "self_attention.linear_proj.weight",                Turned),
+    ("attn.c_proj.bias",                             "self_attention.linear_proj.bias",                  Same),
+    ("mlp.{c_fc,c_proj}.weight",                     "mlp.{linear_fc1,linear_fc2}.weight",               Turned),
+    ("mlp.{c_fc,c_proj}.bias",                       "mlp.{linear_fc1,linear_fc2}.bias",                 Same),
+];
+
+/// Head by head query, key and value, as Megatron's own.
+#[rustfmt::skip]
+const GPT_NEOX: &[Row] = &[
+    ("attention.query_key_value.{weight,bias}",      "self_attention.linear_qkv.{weight,bias}",          Same),
+    ("attention.dense.{weight,bias}",                "self_attention.linear_proj.{weight,bias}",         Same),
+    ("mlp.dense_h_to_4h.{weight,bias}",              "mlp.linear_fc1.{weight,bias}",                     Same),
+    ("mlp.dense_4h_to_h.{weight,bias}",              "mlp.linear_fc2.{weight,bias}",                     Same),
+];
+
+#[rustfmt::skip]
+const GPT_NEOX_OUTSIDE: &[Row] = &[
+    ("embed_in.weight",                              "embedding.word_embeddings.weight",                 Same),
+    ("embed_out.weight",                             "output_layer.weight",                              Same),
+    ("final_layer_norm.{weight,bias}",               "decoder.final_layernorm.{weight,bias}",            Same),
+];
+
+/// All families.
+#[rustfmt::skip]
+pub static FAMILIES: &[Family] = &[
+    Family {
+        name: "llama",
+        model_types: &["llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"],
+        are_norms_less_one: false,
+        body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, ATTENTION, MLP, MOE, PREDICTION],
+    },
+    Family {
+        name: "gemma",
+        model_types: &["gemma"],
+        are_norms_less_one: true,
+        body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, ATTENTION, MLP],
+    },
+    Family {
+        name: "deepseek",
+        model_types: &["deepseek_v3", "deepseek_v2", "kimi_k2"],
+        are_norms_less_one: false,
+        body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, LATENT_ATTENTION, MLP, MOE, PREDICTION],
+    },
+    Family {
+        name: "gpt_oss",
+        model_types: &["gpt_oss"],
+        are_norms_less_one: false,
+        body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, ATTENTION, GPT_OSS],
+    },
+    Family {
+        name: "gpt2",
+        model_types: &["gpt2"],
+        are_norms_less_one: false,
+        body: "transformer.", layers: "h.", outside: &[GPT2_OUTSIDE], inside: &[GPT2_NORMS, GPT2],
+    },
+    Family {
+        name: "gpt_neox",
+        model_types: &["gpt_neox"],
+        are_norms_less_one: false,
+        body: "gpt_neox.", layers: "layers.", outside: &[GPT_NEOX_OUTSIDE], inside: &[NORMS, GPT_NEOX],
+    },
+];
+
+/// What a name of a dialect is a part of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The canonical name.
+    pub canonical: String,
+    /// How the parts make it.
+    pub join: Join,
+    /// Which part this is.
+    pub part: usize,
+    /// The names of all parts, as they stand in the dialect.
+    pub parts: Vec<String>,
+}
+
+/// One family's names, ready to be read.
+#[derive(Debug)]
+pub struct Reader {
+    family: &'static Family,
+    outside: SuffixTable<Target>,
+    inside: SuffixTable<Target>,
+    /// The first layer that predicts further tokens instead of being one of the model's.
+    first_prediction: Option<u64>,
+}
+
+#[derive(Debug, Clone)]
+struct Target {
+    canonical: String,
+    join: Join,
+    part: usize,
+    /// Patterns of all parts.
+    parts: Vec<String>,
+}
+
+impl Family {
+    /// The family of models of this type.
+    #[must_use]
+    pub fn of_model_type(model_type: &str) -> Option<&'static Self> {
+        FAMILIES.iter().find(|family| family.model_types.contains(&model_type))
+    }
+
+    /// A reader of the names of a model; all of them tell which layers predict further tokens.
+    pub fn reader<'n>(&'static self, names: impl Iterator<Item = &'n str>) -> Reader {
+        let layers = names.filter_map(|name| {
+            let (layer, rest) = self.layer_of(name)?;
+            (rest == "eh_proj.weight").then_some(layer)
+        });
+        Reader {
+            first_prediction: layers.min(),
+            family: self,
+            outside: table(self.outside),
+            inside: table(self.inside),
+        }
+    }
+
+    /// A name without what stands before all names of the body.
+    fn without_body<'n>(&self, name: &'n str) -> &'n str {
+        name.strip_prefix(self.body).unwrap_or(name)
+    }
+
+    /// The layer of a name and what follows its number.
+    fn layer_of<'n>(&self, name: &'n str) -> Option<(u64, &'n str)> {
+        let (digits, rest) = self.without_body(name).strip_prefix(self.layers)?.split_once('.')?;
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        Some((digits.parse().ok().filter(|_| is_number)?, rest))
+    }
+}
+
+fn table(rows: &[&[Row]]) -> SuffixTable<Target> {
+    let mut table = SuffixTable::new([]);
+    for (own, canonical, join) in rows.iter().copied().flatten() {
+        for (own, canonical) in expand_braces(own).into_iter().zip(expand_braces(canonical)) {
+            let parts = expand_braces(&own.replace('[', "{").replace(']', "}"));
+            for (part, pattern) in parts.iter().enumerate() {
+                let (canonical, parts) = (canonical.clone(), parts.clone());
+                table.insert(pattern, Target { canonical, join: *join, part, parts });
+            }
+        }
+    }
+    table
+}
+
+impl Reader {
+    /// What a name is a part of; `None` where no row knows it.
+    #[must_use]
+    pub fn read(&self, name: &str) -> Option<Place> {
+        let in_layer = self.family.layer_of(name);
+        let (rest, table) = match in_layer {
+            Some((_, rest)) => (rest, &self.inside),
+            None => (self.family.without_body(name), &self.outside),
+        };
+        let found = table.find(rest).filter(|found| found.prefix.is_empty())?;
+        let Target { canonical, join, part, parts } = found.value;
+        let filled = fill(canonical, &found.numbers);
+        let before = &name[..name.len() - rest.len()];
+        let own = parts.iter().map(|pattern| {
+            let mut numbers = found.numbers.iter();
+            let filled = pattern.split('#').enumerate().map(|(at, text)| match at {
+                0 => text.to_owned(),
+                _ => format!("{}{text}", numbers.next().unwrap_or(&"")),
+            });
+            format!("{before}{}", filled.collect::<String>())
+        });
+        Some(Place {
+            canonical: self.in_layer(in_layer.map(|(layer, _)| layer), &filled, *join)?,
+            join: *join,
+            part: *part,
+            parts: own.collect(),
+        })
+    }
+
+    /// The whole canonical name of what is in a layer, or in none.
+    fn in_layer(&self, layer: Option<u64>, name: &str, join: Join) -> Option<String> {
+        let Some(layer) = layer.filter(|_| join != Replica) else { return Some(name.to_owned()) };
+        match self.first_prediction.and_then(|first| layer.checked_sub(first)) {
+            None => (!name.starts_with('^')).then(|| format!("decoder.layers.{layer}.{name}")),
+            Some(number) => Some(match name.strip_prefix('^') {
+                Some(name) => format!("mtp.layers.{number}.{name}"),
+                None => format!("mtp.layers.{number}.transformer_layer.{name}"),
+            }),
+        }
+    }
+}
