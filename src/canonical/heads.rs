@@ -14,6 +14,8 @@ pub(super) struct HeadCounts {
     groups: Option<u64>,
     /// Rows of a head.
     size: Option<u64>,
+    /// Whether the first linear of an MLP is gated, as GPT-NeoX says it.
+    pub(super) is_gated: bool,
     /// Whether neighbouring rows of a head are turned on the other side too.
     pub(super) are_pairs_rotated: bool,
 }
@@ -29,6 +31,9 @@ pub(super) struct Rows {
     pub(super) size: u64,
 }
 
+/// Activations of GPT-NeoX with a gate (`megatron/model/activations.py`).
+const GATED: [&str; 5] = ["geglu", "reglu", "swiglu", "bilinear", "glu"];
+
 const NOT_SAID: &str = "nothing says how many attention heads it has (config.json: num_attention_heads); supply it with --set num_attention_heads=...";
 
 impl HeadCounts {
@@ -39,13 +44,17 @@ impl HeadCounts {
         };
         let heads = size(sources.given("num_attention_heads"))
             .or_else(|| size(sources.own(&["num_attention_heads", "n_head"])));
-        let groups = size(sources.given("num_query_groups")).or_else(|| {
-            size(sources.own(&["num_key_value_heads", "n_kv_head", "num_kv_heads"]))
-        });
+        let groups = size(sources.given("num_query_groups"))
+            .or_else(|| size(sources.own(&["num_key_value_heads", "n_kv_head", "num_kv_heads"])));
         let head = size(sources.given("kv_channels")).or_else(|| size(sources.own(&["head_dim"])));
         let are_pairs_rotated = sources.others("rotary_interleaved") == Some(&Fact::Bool(true));
+        let activation = match sources.own(&["activation"]) {
+            Some(Fact::Text(activation)) => activation.as_str(),
+            _ => "",
+        };
+        let is_gated = GATED.contains(&activation);
         if heads.is_some() {
-            return Self { heads, groups, size: head, are_pairs_rotated };
+            return Self { heads, groups, size: head, is_gated, are_pairs_rotated };
         }
         // Without a word of its own the other side's hold: that is whose weights these should be.
         let shares = sources.others("group_query_attention") == Some(&Fact::Bool(true));
@@ -54,6 +63,7 @@ impl HeadCounts {
             heads: others("num_attention_heads"),
             groups: groups.or_else(|| others("num_query_groups").filter(|_| shares)),
             size: head.or_else(|| others("kv_channels")),
+            is_gated,
             are_pairs_rotated,
         }
     }
@@ -64,13 +74,18 @@ impl HeadCounts {
         let heads = self.heads.filter(|&heads| heads > 0).ok_or(NOT_SAID)?;
         let wrong = || {
             let said = [(self.groups, "key"), (self.size, "size of")];
-            let said = said.iter().filter_map(|(number, word)| Some(format!(", {word} {}", (*number)?)));
+            let said =
+                said.iter().filter_map(|(number, word)| Some(format!(", {word} {}", (*number)?)));
             let said: String = said.collect();
-            format!("{query}, {key} and {value} rows of queries, keys and values are not those of {heads} heads{said}")
+            format!(
+                "{query}, {key} and {value} rows of queries, keys and values are not those of {heads} heads{said}"
+            )
         };
         let size = query.checked_div(heads).filter(|size| size * heads == query && *size > 0);
-        let size = size.filter(|&size| self.size.is_none_or(|said| said == size)).ok_or_else(wrong)?;
-        let groups = Some(key / size).filter(|groups| groups * size == key && key == value && key > 0);
+        let size =
+            size.filter(|&size| self.size.is_none_or(|said| said == size)).ok_or_else(wrong)?;
+        let groups =
+            Some(key / size).filter(|groups| groups * size == key && key == value && key > 0);
         let groups = groups.filter(|groups| heads % groups == 0);
         let groups = groups.filter(|&groups| self.groups.is_none_or(|said| said == groups));
         Ok(Rows { heads, groups: groups.ok_or_else(wrong)?, size })
@@ -82,7 +97,9 @@ impl HeadCounts {
         let groups = self.groups.unwrap_or(heads);
         let wrong = || {
             let said = self.size.map_or_else(String::new, |size| format!(" of {size}"));
-            format!("{rows} rows are not those of {heads} query, {groups} key and {groups} value heads{said}")
+            format!(
+                "{rows} rows are not those of {heads} query, {groups} key and {groups} value heads{said}"
+            )
         };
         if groups == 0 || heads % groups != 0 {
             return Err(wrong());

@@ -30,6 +30,10 @@ fn join(
         (Join::Same | Join::Replica, [tensor]) => Ok((*tensor).clone()),
         (Join::Turned, [tensor]) => tensor.transpose(0, 1).map_err(text),
         (Join::Rows, parts) => concat(0, parts.iter().copied().cloned()),
+        (Join::UpAndGate, [tensor]) => match counts.is_gated {
+            true => swapped(tensor).map_err(text),
+            false => Ok((*tensor).clone()),
+        },
         (Join::Heads, [query, key, value]) => {
             let rows = counts.of_parts([query, key, value])?;
             by_group([(*query).clone(), (*key).clone(), (*value).clone()], rows).map_err(text)
@@ -41,7 +45,10 @@ fn join(
     Ok(vec![tensor?])
 }
 
-fn concat(dim: usize, parts: impl IntoIterator<Item = LogicalTensor>) -> Result<LogicalTensor, String> {
+fn concat(
+    dim: usize,
+    parts: impl IntoIterator<Item = LogicalTensor>,
+) -> Result<LogicalTensor, String> {
     LogicalTensor::concat(dim, parts).map_err(|error| error.to_string())
 }
 
@@ -55,6 +62,13 @@ fn by_group(parts: [LogicalTensor; 3], rows: Rows) -> Result<LogicalTensor, Tens
         value.split_axis(0, rows.size)?,
     ];
     LogicalTensor::concat(1, parts)?.merge_axes(0)
+}
+
+/// The second half of the rows before the first one.
+fn swapped(tensor: &LogicalTensor) -> Result<LogicalTensor, TensorError> {
+    let half = first_dim(tensor) / 2;
+    let parts = [tensor.slice(0, half, first_dim(tensor) - half)?, tensor.slice(0, 0, half)?];
+    LogicalTensor::concat(0, parts)
 }
 
 fn head_blocks(

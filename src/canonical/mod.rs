@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use crate::catalog::{Catalog, Entry, Problem, Section, Tied};
 use crate::layout::Fact;
 use crate::names::families::{FAMILIES, Family, Join, Place, Reader};
-use crate::names::{Name, is_vocabulary};
+use crate::names::{Name, Naming, is_vocabulary};
 use crate::tensor::LogicalTensor;
 
 use heads::HeadCounts;
@@ -23,10 +23,11 @@ pub type Given<'a> = &'a [(String, Fact)];
 /// Gives the side that speaks another dialect canonical names where the other side's are; `given` are the facts that the
 /// command line supplies for each.
 pub fn agree(a: &mut Catalog, b: &mut Catalog, given: [Given<'_>; 2]) {
-    match (a.origin.is_canonical, b.origin.is_canonical) {
-        (true, false) => translate(b, a, [given[1], given[0]]),
-        (false, true) => translate(a, b, given),
-        (true, true) | (false, false) => {}
+    let is_canonical = [&*a, &*b].map(|side| side.origin.naming == Naming::Canonical);
+    match is_canonical {
+        [true, false] => translate(b, a, [given[1], given[0]]),
+        [false, true] => translate(a, b, given),
+        [true, true] | [false, false] => {}
     }
 }
 
@@ -74,10 +75,14 @@ fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
     let tensors = std::mem::take(&mut side.tensors);
     let sources = Sources::of(side, other, given);
     let weights = || tensors.keys().map(Name::as_str).filter(|name| is_weight(name));
-    let family = match family_of(&sources, weights) {
+    let family = match family_of(side.origin.naming, &sources, weights) {
         Ok(family) => family,
         Err(message) => {
-            side.problems.push(Problem { file: Some(side.origin.path.clone()), tensor: None, message });
+            side.problems.push(Problem {
+                file: Some(side.origin.path.clone()),
+                tensor: None,
+                message,
+            });
             side.tensors = tensors;
             return;
         }
@@ -99,7 +104,8 @@ fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
     for (name, entry) in tensors {
         translation.take(name, entry);
     }
-    side.notes.push(format!("its names, those of the {} family, were made Megatron's", family.name));
+    side.notes
+        .push(format!("its names, those of the {} family, were made Megatron's", family.name));
     translation.finish(side);
 }
 
@@ -116,33 +122,33 @@ fn text_of(fact: Option<&Fact>) -> Option<&str> {
 
 /// The family that the model says it is of; where nothing says, the one whose table knows all names.
 fn family_of<'n, N: Iterator<Item = &'n str>>(
+    naming: Naming,
     sources: &Sources<'_>,
     weights: impl Fn() -> N,
 ) -> Result<&'static Family, String> {
-    let types = || {
-        let types = FAMILIES.iter().flat_map(|family| family.model_types.iter().copied());
-        types.collect::<Vec<_>>().join(", ")
+    let families = || FAMILIES.iter().filter(|family| family.naming == naming);
+    let remedy = || {
+        let types: Vec<&str> = families().flat_map(|family| family.model_types).copied().collect();
+        let types = types.join(", ");
+        format!(
+            "where its names are like those of one of these, say so with --set model_type=...: {types}"
+        )
     };
-    const REMEDY: &str = "where its names are like those of one of these, say so with --set model_type=";
     let said = sources.given("model_type").or_else(|| sources.own(&["model_type"]));
     if let Some(said) = text_of(said) {
-        return Family::of_model_type(said).ok_or_else(|| {
-            let types = types();
-            format!("no table makes Megatron's names of those of model_type {said:?}; there are {types}: {REMEDY}...")
+        let found = families().find(|family| family.model_types.contains(&said));
+        return found.ok_or_else(|| {
+            format!("no table makes Megatron's names of those of model_type {said:?}; {}", remedy())
         });
     }
     let unknown = |family: &'static Family| {
         let reader = family.reader(weights());
-        weights().filter(|name| reader.read(name).is_none()).count()
+        weights().find(|name| reader.read(name).is_none())
     };
-    let best = FAMILIES.iter().map(|family| (unknown(family), family)).min_by_key(|(count, _)| *count);
-    match best {
-        Some((0, family)) if weights().next().is_some() => Ok(family),
-        _ => {
-            let types = types();
-            Err(format!("nothing says what model it is (config.json: model_type), and no table knows all its names; there are {types}: {REMEDY}..."))
-        }
-    }
+    let found = families().find(|family| weights().next().is_some() && unknown(family).is_none());
+    found.ok_or_else(|| {
+        format!("nothing says what model it is (config.json: model_type), and no table knows all its names; {}", remedy())
+    })
 }
 
 /// A canonical tensor on its way: its parts in their places.
@@ -178,7 +184,8 @@ impl Translation {
         };
         let key = (state.to_owned(), canonical);
         // A further copy has the name of what it is a copy of.
-        let key = if join == Join::Replica { (key.0, format!("{}{COPY}{weight}", key.1)) } else { key };
+        let key =
+            if join == Join::Replica { (key.0, format!("{}{COPY}{weight}", key.1)) } else { key };
         let whole = self.wholes.entry(key).or_insert_with(|| Whole {
             join,
             parts: vec![None; names.len()],
@@ -211,11 +218,15 @@ impl Translation {
                     for (number, tensor) in tensors.into_iter().enumerate() {
                         let name = canonical.replace('*', &number.to_string());
                         let is_vocab = is_vocabulary(&name);
-                        side.insert(Name::new(format!("{state}{name}")), Entry { tensor, is_vocab });
+                        side.insert(
+                            Name::new(format!("{state}{name}")),
+                            Entry { tensor, is_vocab },
+                        );
                     }
                 }
                 Err((part, message)) => {
-                    let name = format!("{state}{}", whole.names.get(part).cloned().unwrap_or_default());
+                    let name =
+                        format!("{state}{}", whole.names.get(part).cloned().unwrap_or_default());
                     let message = format!("{message}; so {canonical} was not compared");
                     side.problems.push(Problem::of_tensor(name, &message));
                 }

@@ -5,6 +5,7 @@
 //! transformers 4 and 5 (`models/*/modeling_*.py`), InfiniTrain 0.6.0 (`nn/modules/transformer`), gpt-neox
 //! (`tools/ckpts/convert_neox_to_hf.py`).
 
+use super::Naming;
 use super::pattern::{SuffixTable, expand_braces, fill};
 
 /// How the parts that a row names make the canonical tensor.
@@ -16,6 +17,8 @@ pub enum Join {
     Turned,
     /// Rows of one part behind those of the other: `[gate; up]`.
     Rows,
+    /// `[up; gate]` where the model is gated: the halves change places.
+    UpAndGate,
     /// Query, key and value heads, dealt out by query group: its queries, its key, its value, then the next group.
     Heads,
     /// The same from one tensor with all queries, all keys, all values.
@@ -52,7 +55,7 @@ pub enum Packed {
     Pairs,
 }
 
-use Join::{Experts, HeadBlocks, Heads, Replica, Rows, Same, Turned};
+use Join::{Experts, HeadBlocks, Heads, Replica, Rows, Same, Turned, UpAndGate};
 
 /// End of a name in the dialect, the canonical one, and how the first makes the second. Groups in braces go together in
 /// order; what stands in square brackets are the parts of one tensor.
@@ -63,7 +66,9 @@ type Row = (&'static str, &'static str, Join);
 pub struct Family {
     /// The word for it.
     pub name: &'static str,
-    /// Values of `model_type` in `config.json`; none where no `config.json` is.
+    /// Whose names they are.
+    pub naming: Naming,
+    /// Values of `model_type` in `config.json`; for others, what the command line may say.
     pub model_types: &'static [&'static str],
     /// Weights of norms are stored less one.
     pub are_norms_less_one: bool,
@@ -190,44 +195,101 @@ const GPT_NEOX_OUTSIDE: &[Row] = &[
     ("final_layer_norm.{weight,bias}",               "decoder.final_layernorm.{weight,bias}",            Same),
 ];
 
+#[rustfmt::skip]
+const NEOX: &[Row] = &[
+    ("{input_layernorm,post_attention_layernorm}.scale", "{input_layernorm,pre_mlp_layernorm}.weight",   Same),
+    ("attention.query_key_value.{weight,bias}",      "self_attention.linear_qkv.{weight,bias}",          HeadBlocks(Blocks::RowsIfShared)),
+    ("attention.dense.{weight,bias}",                "self_attention.linear_proj.{weight,bias}",         Same),
+    ("attention.{q_layernorm,k_layernorm}.{weight,bias}", "self_attention.{q_layernorm,k_layernorm}.{weight,bias}", Same),
+    ("mlp.dense_h_to_4h.{weight,bias}",              "mlp.linear_fc1.{weight,bias}",                     Same),
+    ("mlp.linear1.{weight,bias}",                    "mlp.linear_fc1.{weight,bias}",                     UpAndGate),
+    ("mlp.[w1,w3].{weight,bias}",                    "mlp.linear_fc1.{weight,bias}",                     Rows),
+    ("mlp.{dense_4h_to_h,linear2,w2}.{weight,bias}", "mlp.{linear_fc2,linear_fc2,linear_fc2}.{weight,bias}", Same),
+];
+
+#[rustfmt::skip]
+const NEOX_OUTSIDE: &[Row] = &[
+    ("word_embeddings.weight",                       "embedding.word_embeddings.weight",                 Same),
+    ("position_embeddings.weight",                   "embedding.position_embeddings.weight",             Same),
+    ("final.norm.{weight,bias}",                     "decoder.final_layernorm.{weight,bias}",            Same),
+    ("final.norm.scale",                             "decoder.final_layernorm.weight",                   Same),
+    ("final_linear.weight",                          "output_layer.weight",                              Same),
+];
+
+/// Rows of InfiniTrain's linears are Megatron's, but for the order of heads and their rotation.
+#[rustfmt::skip]
+const INFINITRAIN: &[Row] = &[
+    ("attn.c_attn.{weight,bias}",                    "self_attention.linear_qkv.{weight,bias}",          HeadBlocks(Blocks::Rows)),
+    ("attn.c_proj.{weight,bias}",                    "self_attention.linear_proj.{weight,bias}",         Same),
+    ("mlp.c_fc.{weight,bias}",                       "mlp.linear_fc1.{weight,bias}",                     Same),
+    ("mlp.c_proj.{weight,bias}",                     "mlp.linear_fc2.{weight,bias}",                     Same),
+];
+
+/// `c_fc2` is the gate.
+#[rustfmt::skip]
+const INFINITRAIN_LLAMA: &[Row] = &[
+    ("attn.c_attn.{weight,bias}",                    "self_attention.linear_qkv.{weight,bias}",          HeadBlocks(Blocks::Rotated)),
+    ("attn.c_proj.{weight,bias}",                    "self_attention.linear_proj.{weight,bias}",         Same),
+    ("mlp.[c_fc2,c_fc].{weight,bias}",               "mlp.linear_fc1.{weight,bias}",                     Rows),
+    ("mlp.c_proj.{weight,bias}",                     "mlp.linear_fc2.{weight,bias}",                     Same),
+];
+
 /// All families.
 #[rustfmt::skip]
 pub static FAMILIES: &[Family] = &[
     Family {
         name: "llama",
+        naming: Naming::Modules, are_norms_less_one: false,
         model_types: &["llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"],
-        are_norms_less_one: false,
         body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, ATTENTION, MLP, MOE, PREDICTION],
     },
     Family {
         name: "gemma",
+        naming: Naming::Modules, are_norms_less_one: true,
         model_types: &["gemma"],
-        are_norms_less_one: true,
         body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, ATTENTION, MLP],
     },
     Family {
         name: "deepseek",
+        naming: Naming::Modules, are_norms_less_one: false,
         model_types: &["deepseek_v3", "deepseek_v2", "kimi_k2"],
-        are_norms_less_one: false,
         body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, LATENT_ATTENTION, MLP, MOE, PREDICTION],
     },
     Family {
         name: "gpt_oss",
+        naming: Naming::Modules, are_norms_less_one: false,
         model_types: &["gpt_oss"],
-        are_norms_less_one: false,
         body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, ATTENTION, GPT_OSS],
     },
     Family {
         name: "gpt2",
+        naming: Naming::Modules, are_norms_less_one: false,
         model_types: &["gpt2"],
-        are_norms_less_one: false,
         body: "transformer.", layers: "h.", outside: &[GPT2_OUTSIDE], inside: &[GPT2_NORMS, GPT2],
     },
     Family {
         name: "gpt_neox",
+        naming: Naming::Modules, are_norms_less_one: false,
         model_types: &["gpt_neox"],
-        are_norms_less_one: false,
         body: "gpt_neox.", layers: "layers.", outside: &[GPT_NEOX_OUTSIDE], inside: &[NORMS, GPT_NEOX],
+    },
+    Family {
+        name: "GPT-NeoX",
+        naming: Naming::Modules, are_norms_less_one: false,
+        model_types: &["neox"],
+        body: "", layers: "layers.", outside: &[NEOX_OUTSIDE], inside: &[NORMS, NEOX],
+    },
+    Family {
+        name: "InfiniTrain GPT-2",
+        naming: Naming::InfiniTrain, are_norms_less_one: false,
+        model_types: &["gpt2"],
+        body: "transformer.", layers: "h.", outside: &[GPT2_OUTSIDE], inside: &[GPT2_NORMS, INFINITRAIN],
+    },
+    Family {
+        name: "InfiniTrain Llama",
+        naming: Naming::InfiniTrain, are_norms_less_one: false,
+        model_types: &["llama"],
+        body: "transformer.", layers: "h.", outside: &[GPT2_OUTSIDE], inside: &[GPT2_NORMS, INFINITRAIN_LLAMA],
     },
 ];
 
@@ -264,12 +326,6 @@ struct Target {
 }
 
 impl Family {
-    /// The family of models of this type.
-    #[must_use]
-    pub fn of_model_type(model_type: &str) -> Option<&'static Self> {
-        FAMILIES.iter().find(|family| family.model_types.contains(&model_type))
-    }
-
     /// A reader of the names of a model; all of them tell which layers predict further tokens.
     pub fn reader<'n>(&'static self, names: impl Iterator<Item = &'n str>) -> Reader {
         let layers = names.filter_map(|name| {
