@@ -6,16 +6,21 @@
 
 mod heads;
 mod join;
+mod sources;
+mod speech;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::catalog::{Catalog, Entry, Problem, Section, Tied};
+use crate::catalog::{Catalog, Entry, Problem, Tied};
 use crate::layout::Fact;
-use crate::names::families::{FAMILIES, Family, Join, Place, Reader};
+use crate::limits::{ENTRY, LIMITS};
+use crate::names::families::{Join, Place};
 use crate::names::{Name, Naming, is_vocabulary};
 use crate::tensor::LogicalTensor;
 
 use heads::HeadCounts;
+use sources::Sources;
+use speech::Speech;
 
 /// Facts from the command line that a side may need.
 pub type Given<'a> = &'a [(String, Fact)];
@@ -31,124 +36,65 @@ pub fn agree(a: &mut Catalog, b: &mut Catalog, given: [Given<'_>; 2]) {
     }
 }
 
-/// The facts about a model, the nearest first: supplied, its own, those of the other side.
-struct Sources<'a> {
-    given: [Given<'a>; 2],
-    own: [Option<&'a BTreeMap<String, Fact>>; 3],
-    other: Option<&'a BTreeMap<String, Fact>>,
-}
-
-impl<'a> Sources<'a> {
-    fn of(side: &'a Catalog, other: &'a Catalog, given: [Given<'a>; 2]) -> Self {
-        let map = |fact: Option<&'a Fact>| match fact {
-            Some(Fact::Map(map)) => Some(map),
-            _ => None,
-        };
-        let config = map(side.state.get("config"));
-        let args = map(side.state.get("args"));
-        let text = map(config.and_then(|config| config.get("text_config")));
-        Self {
-            given,
-            own: [config.or(args), text, Some(&side.state)],
-            other: map(other.state.get("args")),
-        }
-    }
-
-    fn given(&self, name: &str) -> Option<&'a Fact> {
-        let named = |facts: Given<'a>| facts.iter().rev().find(|(known, _)| known == name);
-        self.given.into_iter().find_map(named).map(|(_, fact)| fact)
-    }
-
-    fn own(&self, names: &[&str]) -> Option<&'a Fact> {
-        let maps = self.own.into_iter().flatten();
-        let mut found = maps.flat_map(|map| names.iter().filter_map(|name| map.get(*name)));
-        found.find(|fact| **fact != Fact::None)
-    }
-
-    fn others(&self, name: &str) -> Option<&'a Fact> {
-        self.other?.get(name).filter(|fact| **fact != Fact::None)
-    }
-}
-
 /// Gives one side canonical names and shapes; what no row knows is a problem and left out.
 fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
-    let tensors = std::mem::take(&mut side.tensors);
     let sources = Sources::of(side, other, given);
-    let weights = || tensors.keys().map(Name::as_str).filter(|name| is_weight(name));
-    let family = match family_of(side.origin.naming, &sources, weights) {
-        Ok(family) => family,
+    let names: BTreeSet<&str> = side
+        .tensors
+        .iter()
+        .filter(|(name, entry)| is_of_weight(side, name, entry))
+        .map(|(name, _)| split_state(name.as_str()).1)
+        .collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    let speech = match Speech::of(&names, side.origin.naming, &sources) {
+        Ok(speech) => speech,
+        // What has a partner all the same is compared as it is.
+        Err(_) if side.tensors.keys().any(|name| other.tensors.contains_key(name)) => return,
         Err(message) => {
-            side.problems.push(Problem {
-                file: Some(side.origin.path.clone()),
-                tensor: None,
-                message,
-            });
-            side.tensors = tensors;
+            let file = Some(side.origin.path.clone());
+            side.problems.push(Problem { file, tensor: None, message });
             return;
         }
     };
     let counts = HeadCounts::of(&sources);
+    let less_one = sources.others("apply_layernorm_1p") == Some(&Fact::Bool(true));
+    if less_one && !speech.are_norms_less_one() {
+        let note = "the other side's weights of norms are less one (apply_layernorm_1p), these are not: they differ by one";
+        side.notes.push(note.to_owned());
+    }
+    if !matches!(speech, Speech::Megatron(..)) {
+        side.notes.push(format!("names of {} models, made Megatron's", speech.name()));
+    }
+    let quantized = names.iter().filter_map(|name| quantized_by(name));
+    let quantized = quantized.filter(|weight| names.binary_search(weight).is_ok());
     let mut translation = Translation {
-        reader: family.reader(weights()),
+        quantized: quantized.map(str::to_owned).collect(),
+        speech,
         counts,
         wholes: BTreeMap::new(),
-        problems: Vec::new(),
+        replicas: Vec::new(),
         kept: BTreeMap::new(),
+        problems: Vec::new(),
     };
-    let less_one = sources.others("apply_layernorm_1p") == Some(&Fact::Bool(true));
-    if less_one && !family.are_norms_less_one {
-        side.notes.push(
-            "the other side keeps the weights of its norms less one (apply_layernorm_1p), this one does not".into(),
-        );
+    for (name, entry) in std::mem::take(&mut side.tensors) {
+        match is_of_weight(side, &name, &entry) {
+            true => translation.take(name, entry),
+            false => drop(translation.kept.insert(name, entry)),
+        }
     }
-    for (name, entry) in tensors {
-        translation.take(name, entry);
-    }
-    side.notes
-        .push(format!("its names, those of the {} family, were made Megatron's", family.name));
     translation.finish(side);
 }
 
-fn is_weight(name: &str) -> bool {
-    Section::of(name) == Section::Model
+/// Whether a tensor is a weight, or a state of the optimizer of a weight's shape: a step has no parts to be dealt out, and
+/// what is known by its position has no name.
+fn is_of_weight(side: &Catalog, name: &Name, entry: &Entry) -> bool {
+    let (state, _) = split_state(name.as_str());
+    state.is_empty() || !(entry.tensor.shape().is_empty() || side.positions.contains(name))
 }
 
-fn text_of(fact: Option<&Fact>) -> Option<&str> {
-    match fact? {
-        Fact::Text(text) => Some(text),
-        _ => None,
-    }
-}
-
-/// The family that the model says it is of; where nothing says, the one whose table knows all names.
-fn family_of<'n, N: Iterator<Item = &'n str>>(
-    naming: Naming,
-    sources: &Sources<'_>,
-    weights: impl Fn() -> N,
-) -> Result<&'static Family, String> {
-    let families = || FAMILIES.iter().filter(|family| family.naming == naming);
-    let remedy = || {
-        let types: Vec<&str> = families().flat_map(|family| family.model_types).copied().collect();
-        let types = types.join(", ");
-        format!(
-            "where its names are like those of one of these, say so with --set model_type=...: {types}"
-        )
-    };
-    let said = sources.given("model_type").or_else(|| sources.own(&["model_type"]));
-    if let Some(said) = text_of(said) {
-        let found = families().find(|family| family.model_types.contains(&said));
-        return found.ok_or_else(|| {
-            format!("no table makes Megatron's names of those of model_type {said:?}; {}", remedy())
-        });
-    }
-    let unknown = |family: &'static Family| {
-        let reader = family.reader(weights());
-        weights().find(|name| reader.read(name).is_none())
-    };
-    let found = families().find(|family| weights().next().is_some() && unknown(family).is_none());
-    found.ok_or_else(|| {
-        format!("nothing says what model it is (config.json: model_type), and no table knows all its names; {}", remedy())
-    })
+/// The weight whose scales a tensor of this name holds (DeepSeek-V3's 8-bit blocks, compressed-tensors, ModelOpt).
+fn quantized_by(name: &str) -> Option<&str> {
+    ["_scale_inv", "_scale"].iter().find_map(|end| name.strip_suffix(end))
 }
 
 /// A canonical tensor on its way: its parts in their places.
@@ -159,106 +105,117 @@ struct Whole {
     parts: Vec<Option<LogicalTensor>>,
 }
 
+/// Another copy of a tensor.
+struct Replica {
+    /// Its own name.
+    name: Name,
+    /// The canonical name of what it is a copy of.
+    of: Name,
+    tensor: LogicalTensor,
+}
+
 struct Translation {
-    reader: Reader,
+    speech: Speech,
     counts: HeadCounts,
+    /// Weights with scales beside them.
+    quantized: BTreeSet<String>,
     /// By what stands before the name of an optimizer's state, and by canonical name.
     wholes: BTreeMap<(String, String), Whole>,
-    problems: Vec<Problem>,
-    /// What has no name of a weight: the steps of an optimizer.
+    replicas: Vec<Replica>,
+    /// What has no name of a weight.
     kept: BTreeMap<Name, Entry>,
+    problems: Vec<Problem>,
 }
 
 impl Translation {
     fn take(&mut self, name: Name, entry: Entry) {
-        let (state, weight) = split_state(name.as_str());
-        // A state that is one number for the whole parameter, such as its step, has no parts to be dealt out.
-        if !state.is_empty() && entry.tensor.shape().is_empty() {
-            self.kept.insert(name, entry);
-            return;
-        }
-        let Some(Place { canonical, join, part, parts: names }) = self.reader.read(weight) else {
-            let message = "no row of the table of its family makes a Megatron name of it, so it was not compared; leave it out with --exclude";
+        if let Err(message) = self.place(&name, entry.tensor) {
             self.problems.push(Problem::of_tensor(name.as_str(), &message));
-            return;
-        };
-        let key = (state.to_owned(), canonical);
-        // A further copy has the name of what it is a copy of.
-        let key =
-            if join == Join::Replica { (key.0, format!("{}{COPY}{weight}", key.1)) } else { key };
-        let whole = self.wholes.entry(key).or_insert_with(|| Whole {
-            join,
-            parts: vec![None; names.len()],
-            names,
-        });
-        let is_other = whole.join != join || whole.names.get(part).is_none_or(|own| own != weight);
-        match whole.parts.get_mut(part).filter(|place| !is_other && place.is_none()) {
-            Some(place) => *place = Some(entry.tensor),
-            None => {
-                let message = format!("is the same Megatron tensor as {}", whole.names.join(", "));
-                self.problems.push(Problem::of_tensor(name.as_str(), &message));
-            }
         }
+    }
+
+    fn place(&mut self, name: &Name, tensor: LogicalTensor) -> Result<(), String> {
+        let (state, weight) = split_state(name.as_str());
+        if quantized_by(weight).is_some_and(|weight| self.quantized.contains(weight)) {
+            return Ok(());
+        }
+        if self.quantized.contains(weight) {
+            return Err("is quantized, and its scales, a tensor of their own, are not applied: dequantize the model first".to_owned());
+        }
+        let place = self.speech.place(weight).ok_or_else(|| {
+            let kind = self.speech.name();
+            format!("the table of {kind} models has no such name, so it was not compared; --exclude leaves it out")
+        })?;
+        let Place { canonical, join, part, parts: names } = place;
+        if join == Join::Replica {
+            let of = Name::new(format!("{state}{canonical}"));
+            self.replicas.push(Replica { name: name.clone(), of, tensor });
+            return Ok(());
+        }
+        let parts = names.iter().map(|_| None).collect();
+        let key = (state.to_owned(), canonical);
+        let whole = self.wholes.entry(key).or_insert(Whole { join, names, parts });
+        let is_of_it = whole.join == join && whole.names.get(part).is_some_and(|own| own == weight);
+        match whole.parts.get_mut(part).filter(|place| is_of_it && place.is_none()) {
+            Some(place) => *place = Some(tensor),
+            None => return Err(format!("stands for the same as {}", whole.names.join(", "))),
+        }
+        Ok(())
     }
 
     fn finish(mut self, side: &mut Catalog) {
         side.problems.append(&mut self.problems);
-        side.tensors = self.kept;
-        let mut copies = Vec::new();
-        for ((state, canonical), whole) in self.wholes {
-            let canonical = match canonical.split_once(COPY) {
-                Some((of, _)) => {
-                    copies.push((Name::new(format!("{state}{of}")), whole));
-                    continue;
-                }
-                None => canonical,
-            };
-            match join::joined(&whole, &self.counts) {
-                Ok(tensors) => {
-                    for (number, tensor) in tensors.into_iter().enumerate() {
-                        let name = canonical.replace('*', &number.to_string());
-                        let is_vocab = is_vocabulary(&name);
-                        side.insert(
-                            Name::new(format!("{state}{name}")),
-                            Entry { tensor, is_vocab },
-                        );
+        side.tensors = std::mem::take(&mut self.kept);
+        let mut left = LIMITS.global_metadata;
+        for ((state, canonical), whole) in std::mem::take(&mut self.wholes) {
+            let inserted = join::joined(&whole, &self.counts).and_then(|tensors| {
+                let pieces: usize = tensors.iter().map(|tensor| tensor.pieces().len()).sum();
+                let bytes = pieces.saturating_mul(ENTRY);
+                left =
+                    left.checked_sub(bytes).ok_or((0, "more pieces than any model has".into()))?;
+                let mut tensors = tensors.into_iter().enumerate();
+                tensors.try_for_each(|(number, tensor)| {
+                    let name = canonical.replace('*', &number.to_string());
+                    let is_vocab = is_vocabulary(&name);
+                    let name = Name::new(format!("{state}{name}"));
+                    if side.tensors.contains_key(&name) {
+                        return Err((0, format!("{name} is there on its own too")));
                     }
-                }
-                Err((part, message)) => {
-                    let name =
-                        format!("{state}{}", whole.names.get(part).cloned().unwrap_or_default());
-                    let message = format!("{message}; so {canonical} was not compared");
-                    side.problems.push(Problem::of_tensor(name, &message));
-                }
+                    side.insert(name, Entry { tensor, is_vocab });
+                    Ok(())
+                })
+            });
+            if let Err((part, message)) = inserted {
+                let name = whole.names.get(part).map_or("", String::as_str);
+                let message = format!("{message}; so {state}{canonical} was not compared");
+                side.problems.push(Problem::of_tensor(format!("{state}{name}"), &message));
             }
         }
-        for (of, whole) in copies {
-            let own = whole.names.into_iter().next().unwrap_or_default();
-            let Some(tensor) = whole.parts.into_iter().flatten().next() else { continue };
+        let tied = std::mem::take(&mut side.tied).into_iter();
+        side.tied = tied.filter_map(|(name, tied)| self.renamed(&name, tied)).collect();
+        for Replica { name, of, tensor } in std::mem::take(&mut self.replicas) {
+            let of = side.tied.get(&of).map_or(of, |tied| tied.to.clone());
             match side.tensors.get_mut(&of) {
                 Some(entry) => {
                     if let Err(error) = entry.tensor.add_copy(tensor) {
-                        side.problems.push(Problem::of_tensor(own, &error));
+                        side.problems.push(Problem::of_tensor(name.as_str(), &error));
                     }
                 }
                 None => side.insert(of, Entry { tensor, is_vocab: true }),
             }
         }
-        let renamed = |name: &Name| {
+    }
+
+    /// A tied parameter under canonical names.
+    fn renamed(&self, name: &Name, Tied { to, copy }: Tied) -> Option<(Name, Tied)> {
+        let canonical = |name: &Name| {
             let (state, weight) = split_state(name.as_str());
-            let place = self.reader.read(weight).filter(|place| place.join == Join::Same)?;
+            let place = self.speech.place(weight).filter(|place| place.join == Join::Same)?;
             Some(Name::new(format!("{state}{}", place.canonical)))
         };
-        let tied = std::mem::take(&mut side.tied).into_iter();
-        let tied = tied.filter_map(|(name, Tied { to, copy })| {
-            Some((renamed(&name)?, Tied { to: renamed(&to)?, copy }))
-        });
-        side.tied = tied.collect();
+        Some((canonical(name)?, Tied { to: canonical(&to)?, copy }))
     }
 }
-
-/// Stands between a name and that of another copy of its tensor; in no name.
-const COPY: char = '\n';
 
 /// `optimizer.<state>.`, where it is in front, and the name of the weight.
 fn split_state(name: &str) -> (&str, &str) {
