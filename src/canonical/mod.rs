@@ -78,7 +78,7 @@ fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
     };
     for (name, entry) in std::mem::take(&mut side.tensors) {
         match is_of_weight(side, &name, &entry) {
-            true => translation.take(name, entry),
+            true => translation.take(&name, entry),
             false => drop(translation.kept.insert(name, entry)),
         }
     }
@@ -128,8 +128,8 @@ struct Translation {
 }
 
 impl Translation {
-    fn take(&mut self, name: Name, entry: Entry) {
-        if let Err(message) = self.place(&name, entry.tensor) {
+    fn take(&mut self, name: &Name, entry: Entry) {
+        if let Err(message) = self.place(name, entry.tensor) {
             self.problems.push(Problem::of_tensor(name.as_str(), &message));
         }
     }
