@@ -15,6 +15,9 @@ pub(super) enum Speech {
     Megatron(Dialect, Rules),
 }
 
+/// What canonical names start with.
+const ROOTS: [&str; 5] = ["embedding.", "decoder.", "encoder.", "output_layer.", "mtp."];
+
 impl Speech {
     /// The dialect of these names.
     ///
@@ -43,7 +46,7 @@ impl Speech {
             _ => {
                 let dialect = Dialect::detect(names.iter().copied());
                 let megatron = Self::Megatron(dialect, Rules::new(&[]));
-                let mut known = std::iter::once(megatron).chain(families().map(of_family));
+                let mut known = families().map(of_family).chain(std::iter::once(megatron));
                 match known.find(knows_all) {
                     Some(speech) => return Ok(speech),
                     None => "nothing says what model it is (config.json: model_type), and no table knows all its names"
@@ -83,7 +86,8 @@ impl Speech {
                     Canonical::Parameter(canonical) => canonical,
                     Canonical::TiedCopy(_) | Canonical::Buffer => return None,
                 };
-                rules.find(&canonical)?;
+                let is_megatrons = ROOTS.iter().any(|root| canonical.starts_with(root));
+                rules.find(&canonical).filter(|_| is_megatrons)?;
                 Some(Place { canonical, join: Join::Same, part: 0, parts: vec![name.to_owned()] })
             }
         }
