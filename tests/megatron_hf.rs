@@ -265,11 +265,13 @@ fn gpt() -> Model {
 fn assert_equals_every_layout(model: &str, reference: &str, hf: &Model, config: &Value) {
     let folder = folder(hf, config);
     let expected = names(&inspect(&layout(&format!("{model}/{reference}")))["tensors"]).len();
+    let mut bytes = None;
     for layout in layouts(model) {
         let run = compare(&layout, folder.path());
         assert_all_equal(&run);
         assert_eq!(names(&run.json()).len(), expected, "{}: {}", layout.display(), run.stderr);
         assert_eq!(compare(folder.path(), &layout).code, 0, "{}", layout.display());
+        assert_eq!(*bytes.get_or_insert(run.stdout.clone()), run.stdout, "{}", layout.display());
     }
 }
 
@@ -499,6 +501,30 @@ fn heads_that_do_not_come_to_the_rows_are_no_guess() {
         let run = compare(&layout("gpt/tp2"), folder(&gpt(), &wrong).path());
         run.refuses(&["b: model.layers.0.self_attn.q_proj.bias: ", "are not those of"]);
         assert!(!names(&run.json()).iter().any(|name| name.contains("linear_qkv")));
+    }
+}
+
+#[test]
+fn parts_of_odd_shapes_are_named_and_the_rest_compared() {
+    let scalar = Plain { dtype: "bfloat16".to_owned(), shape: Vec::new(), bytes: vec![0; 2] };
+    let row = Plain { shape: vec![24], bytes: vec![0; 48], ..scalar.clone() };
+    let wide = Plain { dtype: "float32".to_owned(), bytes: vec![0; 96], ..row.clone() };
+    let gpt2 = gpt2(&canonical(&layout("gpt-mha/tp1")));
+    for (layout_name, model, model_type, name) in [
+        ("gpt/tp2", gpt(), "qwen3", "model.layers.0.self_attn.q_proj.weight"),
+        ("gpt/tp2", gpt(), "qwen3", "model.layers.0.self_attn.v_proj.weight"),
+        ("gpt/tp2", gpt(), "qwen3", "model.layers.0.mlp.up_proj.weight"),
+        ("gpt-mha/tp1", gpt2.clone(), "gpt2", "transformer.h.0.attn.c_attn.weight"),
+        ("gpt-mha/tp1", gpt2, "gpt2", "transformer.h.0.mlp.c_fc.weight"),
+        ("moe/seq-ep1", gpt(), "qwen2_moe", "model.layers.0.mlp.experts.gate_up_proj"),
+    ] {
+        for odd in [&scalar, &row, &wide] {
+            let mut model = model.clone();
+            model.insert(name.to_owned(), odd.clone());
+            let run = compare(&layout(layout_name), folder(&model, &config(model_type)).path());
+            assert!(matches!(run.code, 1 | 2), "{name}: {run:?}");
+            assert!(!names(&run.json()).is_empty(), "{name}: {run:?}");
+        }
     }
 }
 

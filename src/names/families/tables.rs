@@ -3,8 +3,8 @@
 //! Sources: Megatron-LM (`tools/checkpoint/loader_llama_mistral.py`, `loader_mixtral_hf.py`, `core/models/gpt`), Megatron-Bridge
 //! of August 2026 (`models/*/*_bridge.py`, `conversion/param_mapping.py`), transformers 4 and 5 (`models/*/modeling_*.py`),
 //! InfiniTrain 0.6.0 (`nn/modules/transformer`), gpt-neox (`megatron/model/transformer.py`, `tools/ckpts/convert_neox_to_hf.py`).
-//! Logits of transformers 5.23 and Megatron-Core 0.16.1 agree on tiny models of every Hugging Face type here but kimi_k2, which
-//! is another deepseek_v3.
+//! `fixtures/hf/prove.py` shows that logits of transformers 5.23 and Megatron-Core 0.16.1 agree, for every Hugging Face type here
+//! but kimi_k2, which is another deepseek_v3; only layers that predict further tokens are not among them.
 
 use crate::names::Naming;
 
