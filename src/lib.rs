@@ -29,7 +29,7 @@
 //! | module | what lives there |
 //! |---|---|
 //! | [`dtype`], [`extent`], [`limits`] | vocabulary: element types, boxes in index space, what a file may ask for |
-//! | [`io`] | files, regions of them, positioned reads |
+//! | [`io`] | files, regions of them, positioned reads, maps of what the page cache has |
 //! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
 //! | [`torch`] | what `torch.save` writes: zip or stream, pickle as inert data, storages; knows nothing of ranks |
 //! | [`zarr`] | arrays of zarr version 2, chunk by chunk |

@@ -5,7 +5,8 @@
 //!     cargo bench --bench whole -- --only Grouped
 //!
 //! The limit is what `raw` does: positioned reads of all the files of both sides into reused buffers, 1 MiB
-//! at a time, with the same number of threads. All cases of a round run one after the other, so that other
+//! at a time, with the same number of threads. Where there is GNU dd, the files have been read from the disk front to back
+//! before, as those of a checkpoint that was loaded; else the page cache has them as they were written. All cases of a round run one after the other, so that other
 //! load on the machine meets them alike; the figure is the median over the rounds. On a machine that others use too,
 //! look at the ratio of the processor times of all rounds instead (Linux with GNU time): it is about the same on a quiet one.
 #![allow(
@@ -21,6 +22,7 @@
 mod pair;
 
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -88,7 +90,7 @@ fn run_case(case: &Case, roots: &[PathBuf; 2], options: &Options) {
     let (mut raw, mut ours, mut cmp) = (Vec::new(), Vec::new(), Vec::new());
     let mut peak = None;
     let (mut raw_cpu, mut our_cpu) = (0.0, 0.0);
-    read_all(&files, options.threads);
+    files.iter().for_each(|file| read_anew(file));
     for _ in 0..options.rounds {
         let before = own_cpu();
         raw.push(timed(|| read_all(&files, options.threads)));
@@ -159,6 +161,16 @@ fn timed(work: impl FnOnce()) -> f64 {
 fn median(mut seconds: Vec<f64>) -> Option<f64> {
     seconds.sort_by(f64::total_cmp);
     seconds.get(seconds.len() / 2).copied()
+}
+
+/// Reads a file front to back, from the disk if dd can take it out of the page cache.
+fn read_anew(path: &Path) {
+    File::open(path).unwrap().sync_all().unwrap();
+    let source = format!("if={}", path.display());
+    let mut dd = Command::new("dd");
+    dd.arg(source).args(["iflag=nocache", "count=0"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let _ = dd.status();
+    io::copy(&mut File::open(path).unwrap(), &mut io::sink()).unwrap();
 }
 
 /// The raw limit: every byte of every file once, nothing done with it.

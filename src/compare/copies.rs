@@ -14,7 +14,8 @@ use crate::io::{FileId, FileSet};
 use crate::kernel::{BLOCK, Side, Stats, compare_block, rounded, widened};
 use crate::tensor::{LogicalTensor, Merge, Piece};
 
-use super::gather::{Element, gather};
+use super::gather::{Element, Source, gather};
+use super::maps::Maps;
 
 /// Numbers that are decoded at a time.
 const STEP: usize = 512;
@@ -172,7 +173,8 @@ impl Copies<'_> {
         scratch: &mut Vec<u8>,
     ) -> Result<(), Failure> {
         let element = Element::of(self.tensor.dtype());
-        gather(self.files, self.tensor.shape(), pieces, element, start, out, scratch)
+        let source = Source { files: self.files, maps: &Maps::default() };
+        gather(&source, self.tensor.shape(), pieces, element, start, out, scratch)
     }
 
     fn each_number(&self, bytes: &[u8], mut each: impl FnMut(usize, f64)) {

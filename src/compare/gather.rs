@@ -1,18 +1,20 @@
-//! Pieces -> a dense block: large positioned reads, then copies into row-major order.
+//! Pieces -> a dense block: large positioned reads, or maps instead, then copies into row-major order.
 
 use std::io;
 use std::ops::Range;
 
 use crate::extent::{boxes_of_range, row_major};
-use crate::io::{FileId, FileSet};
+use crate::io::{FileId, FileSet, Region};
 use crate::kernel::transpose;
 use crate::tensor::{ByteOrder, Piece};
+
+use super::maps::Maps;
 
 /// Most bytes of one read. Above a mebibyte nothing is won; below a quarter of one it costs.
 const READ: usize = 1 << 20;
 
 /// A read may fetch bytes between the wanted ones while at least half of it is wanted.
-const DENSITY: usize = 2;
+pub(super) const DENSITY: usize = 2;
 
 /// Most bytes that wait between being read and being put in order.
 const SCRATCH: usize = 32 << 20;
@@ -31,7 +33,7 @@ const PADDED: usize = 8 * PADDING;
 /// # Errors
 /// A file cannot be read; the file is named beside the error.
 pub(super) fn gather(
-    files: &FileSet,
+    source: &Source<'_>,
     shape: &[u64],
     pieces: &[Piece],
     element: Element,
@@ -49,14 +51,42 @@ pub(super) fn gather(
             }
             let Some(part) = piece.clip(&extent, element.size as u64) else { continue };
             let first: u64 = part.extent.offsets.iter().zip(&strides).map(|(o, s)| o * s).sum();
-            let reader = Reader { files, piece: &part, element };
             let dims = Dim::of(&part, &strides);
             let at = index((first - start) * element.size as u64);
+            let len = (span(&dims) * element.size) as u64;
+            let region = Region { file: part.file, offset: part.offset, len };
+            if let Some(bytes) = source.maps.bytes(region) {
+                scatter(&dims, bytes, &mut out[at..], element.size);
+                continue;
+            }
+            let reader = Reader { files: source.files, piece: &part, element };
             let read = reader.read(&dims, part.offset, &mut out[at..], scratch);
             result = read.map_err(|error| (part.file, error));
         }
     });
     result
+}
+
+/// Where the elements of a range lie in a file one behind the other as they do in the tensor, if they do.
+pub(super) fn run_of(
+    shape: &[u64],
+    pieces: &[Piece],
+    element: Element,
+    range: &Range<u64>,
+) -> Option<Region> {
+    let strides = row_major(shape)?;
+    pieces.iter().find_map(|piece| {
+        let extent = &piece.extent;
+        let first: u64 = extent.offsets.iter().zip(&strides).map(|(o, s)| o * s).sum();
+        let end = first + extent.sizes.iter().product::<u64>();
+        let is_run = first <= range.start
+            && range.end <= end
+            && is_dense(&Dim::of(piece, &strides))
+            && !element.is_swapped(piece.byte_order);
+        let size = element.size as u64;
+        let offset = piece.offset + (range.start - first.min(range.start)) * size;
+        is_run.then_some(Region { file: piece.file, offset, len: (range.end - range.start) * size })
+    })
 }
 
 /// A range of a tensor as it lies in the files, for tensors with rows across the file: there a block is many short reads,
@@ -135,6 +165,13 @@ impl Band {
     }
 }
 
+/// Where the bytes of a tensor come from.
+pub(super) struct Source<'a> {
+    pub files: &'a FileSet,
+    /// What need not be read.
+    pub maps: &'a Maps,
+}
+
 /// What the copies need to know of an element.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Element {
@@ -142,6 +179,13 @@ pub(super) struct Element {
     pub size: usize,
     /// Bytes that change places in a big-endian file.
     pub swap_unit: usize,
+}
+
+impl Element {
+    /// Whether its bytes are in another order than in a block.
+    pub(super) fn is_swapped(self, order: ByteOrder) -> bool {
+        order == ByteOrder::Big && self.swap_unit > 1
+    }
 }
 
 /// A dimension of a box: how often, how far apart in the file, how far apart in the block (in elements).
@@ -184,6 +228,11 @@ fn count(dims: &[Dim]) -> usize {
     dims.iter().map(|dim| dim.size).product()
 }
 
+/// Whether elements that follow each other in the file do so in the block.
+fn is_dense(dims: &[Dim]) -> bool {
+    span(dims) == count(dims) && dims.iter().all(|dim| dim.from == dim.to)
+}
+
 struct Reader<'a> {
     files: &'a FileSet,
     piece: &'a Piece,
@@ -200,8 +249,7 @@ impl Reader<'_> {
         scratch: &mut Vec<u8>,
     ) -> io::Result<()> {
         let size = self.element.size;
-        let is_dense = span(dims) == count(dims) && dims.iter().all(|dim| dim.from == dim.to);
-        if is_dense {
+        if is_dense(dims) {
             return self.read_run(offset, &mut out[..span(dims) * size]);
         }
         let reads = Reads::new(dims, size, READ);
@@ -371,7 +419,7 @@ fn each_offset(dims: &[Dim], each: &mut impl FnMut(usize, usize)) {
 }
 
 fn to_little_endian(bytes: &mut [u8], order: ByteOrder, element: Element) {
-    if order == ByteOrder::Big && element.swap_unit > 1 {
+    if element.is_swapped(order) {
         bytes.chunks_exact_mut(element.swap_unit).for_each(<[u8]>::reverse);
     }
 }

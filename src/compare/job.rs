@@ -13,13 +13,27 @@ use crate::kernel::{BLOCK, ExactSums, Side, Stats, compare_block, widened};
 use crate::pairing::Pair;
 use crate::tensor::{LogicalTensor, Merge, Piece};
 
-use super::ReadError;
 use super::copies::{Copies, Failure, Work};
-use super::gather::{Band, Element, LINE, gather};
+use super::gather::{Band, Element, LINE, Source, gather, run_of};
+use super::maps::Maps;
+use super::{ReadError, bytes_to_compare};
 
 /// Bytes of one side that are compared at a time, or a block where that is more: both sides stay in a core's second
 /// cache. Half as many are no faster.
 const PART_BYTES: u64 = 512 << 10;
+
+/// Most bytes of one side of a unit: a map of so many costs little to make.
+const UNIT_BYTES: u64 = 8 << 20;
+
+/// Units for each thread at least, where there is enough for that: one of them is little to wait for at the end.
+const UNITS_PER_THREAD: u64 = 8;
+
+/// How many bytes of one side make a unit where there are so many in all.
+pub(super) fn unit_bytes(pairs: &[Pair]) -> u64 {
+    let threads = rayon::current_num_threads() as u64;
+    let bytes = bytes_to_compare(pairs) / 2 / (threads * UNITS_PER_THREAD);
+    bytes.clamp(PART_BYTES, UNIT_BYTES)
+}
 
 /// Most bytes of the bands of a thread, all copies of both sides together.
 const BAND_BYTES: u64 = 32 << 20;
@@ -77,16 +91,17 @@ thread_local! {
 
 impl<'a> Job<'a> {
     /// Both sides of a pair.
-    pub(super) fn new(pair: &'a Pair, files: [&FileSet; 2]) -> Self {
-        Self::with(pair, [0, 1].map(|side| settled(&pair.sides[side], files[side])))
+    pub(super) fn new(pair: &'a Pair, files: [&FileSet; 2], unit_bytes: u64) -> Self {
+        let merges = [0, 1].map(|side| settled(&pair.sides[side], files[side]));
+        Self::with(pair, merges, unit_bytes)
     }
 
     /// The first side alone, as it is stored: what its copies make together is not asked for.
-    pub(super) fn survey(pair: &'a Pair) -> Self {
-        Self { is_survey: true, ..Self::with(pair, [Merge::First; 2]) }
+    pub(super) fn survey(pair: &'a Pair, unit_bytes: u64) -> Self {
+        Self { is_survey: true, ..Self::with(pair, [Merge::First; 2], unit_bytes) }
     }
 
-    fn with(pair: &'a Pair, merges: [Merge; 2]) -> Self {
+    fn with(pair: &'a Pair, merges: [Merge; 2], unit_bytes: u64) -> Self {
         let has_bands = pair.sides.each_ref().map(is_transposed);
         let row = pair.sides[0].shape().last().copied().unwrap_or(1).max(1);
         let sizes = pair.sides.each_ref().map(|side| side.dtype().size());
@@ -104,7 +119,10 @@ impl<'a> Job<'a> {
             is_survey: false,
             elements: pair.sides.each_ref().map(|side| Element::of(side.dtype())),
             merges,
-            unit_blocks: if bands == 0 { part_blocks } else { band_blocks(bands).max(part_blocks) },
+            unit_blocks: match bands {
+                0 => (unit_bytes / (BLOCK as u64 * element)).max(1),
+                bands => band_blocks(bands).max(part_blocks),
+            },
             part_blocks,
             has_bands,
             row,
@@ -148,36 +166,67 @@ impl<'a> Job<'a> {
                 }
             }
             let step = self.part_blocks * BLOCK as u64;
+            let maps = [0, 1].map(|side| self.maps(side, &range, files));
             let mut start = range.start;
             while start < range.end {
                 let part = start..(start + step).min(range.end);
+                let mapped = [0, 1].map(|side| self.mapped(side, &part, &maps[side]));
                 let mut windows = [0..0, 0..0];
-                for (side, window) in windows.iter_mut().enumerate().take(self.sides()) {
-                    *window = self.read_side(side, &part, files, buffers, result)?;
+                for side in 0..self.sides() {
+                    buffers.is_merged[side].clear();
+                    if mapped[side].is_none() {
+                        let source = Source { files: files[side], maps: &maps[side] };
+                        windows[side] = self.read_side(side, &part, &source, buffers, result)?;
+                    }
                 }
-                self.each_block_of_part(start, windows, files, buffers, &mut each)?;
+                self.each_block_of_part(start, mapped, windows, files, buffers, &mut each)?;
                 start = part.end;
+            }
+            for (side, maps) in maps.iter().enumerate() {
+                maps.check(files[side])
+                    .map_err(|failure| read_error(side, files[side], &failure))?;
             }
             Ok(())
         })
+    }
+
+    /// What of a unit can be looked at instead of being read.
+    fn maps(&self, side: usize, unit: &Range<u64>, files: [&FileSet; 2]) -> Maps {
+        if self.has_bands[side] || side >= self.sides() {
+            return Maps::default();
+        }
+        let tensor = &self.pair.sides[side];
+        Maps::of(files[side], tensor.shape(), tensor.pieces(), self.elements[side], unit)
+    }
+
+    /// The elements of a part where they lie in a file as they are compared.
+    fn mapped<'m>(&self, side: usize, part: &Range<u64>, maps: &'m Maps) -> Option<&'m [u8]> {
+        let tensor = &self.pair.sides[side];
+        if !tensor.replicas().is_empty() {
+            return None;
+        }
+        maps.bytes(run_of(tensor.shape(), tensor.pieces(), self.elements[side], part)?)
     }
 
     /// Hands on what was read, or what several copies make together.
     fn each_block_of_part(
         &self,
         start: u64,
+        [mapped_a, mapped_b]: [Option<&[u8]>; 2],
         [window_a, window_b]: [Range<usize>; 2],
         files: [&FileSet; 2],
         buffers: &mut Buffers,
         each: &mut impl FnMut(Side<'_>, Side<'_>, u64),
     ) -> Result<(), ReadError> {
         let Buffers { sides, is_merged, merged, work, .. } = buffers;
-        let a = &sides[0][window_a];
-        let b = if self.is_survey { a } else { &sides[1][window_b] };
+        let a = mapped_a.unwrap_or(&sides[0][window_a]);
+        let b = if self.is_survey { a } else { mapped_b.unwrap_or(&sides[1][window_b]) };
         let blocks =
             block_bytes(a, self.elements[0].size).zip(block_bytes(b, self.elements[1].size));
         // In a survey the second side's is still that of an earlier unit.
-        let is_merged = |side: usize, block: usize| !self.is_survey && is_merged[side][block];
+        let is_merged = |side: usize, block: usize| {
+            !self.is_survey && is_merged[side].get(block).is_some_and(|is_merged| *is_merged)
+        };
         for (block, (bytes, first)) in blocks.zip((start..).step_by(BLOCK)).enumerate() {
             let bytes: [&[u8]; 2] = bytes.into();
             for side in 0..2 {
@@ -281,7 +330,7 @@ impl<'a> Job<'a> {
         &self,
         side: usize,
         range: &Range<u64>,
-        files: [&FileSet; 2],
+        source: &Source<'_>,
         buffers: &mut Buffers,
         result: &mut UnitResult,
     ) -> Result<Range<usize>, ReadError> {
@@ -294,7 +343,6 @@ impl<'a> Job<'a> {
         let window = bytes(range.start - read.start)..bytes(range.end - read.start);
         let Buffers { sides, copy, scratch, bands, is_merged, .. } = buffers;
         let is_merged = &mut is_merged[side];
-        is_merged.clear();
         let is_sum = self.merges[side] == Merge::Sum && !tensor.replicas().is_empty();
         let blocks = (range.end - range.start).div_ceil(BLOCK as u64);
         is_merged.resize(usize::try_from(blocks).unwrap_or(usize::MAX), is_sum);
@@ -305,8 +353,8 @@ impl<'a> Job<'a> {
                 bands[side][number].gather(tensor.shape(), element, read.start, out);
                 return Ok(());
             }
-            gather(files[side], tensor.shape(), pieces, element, read.start, out, scratch)
-                .map_err(|failure| read_error(side, files[side], &failure))
+            gather(source, tensor.shape(), pieces, element, read.start, out, scratch)
+                .map_err(|failure| read_error(side, source.files, &failure))
         };
         fill(0, tensor.pieces(), first)?;
         for (number, replica) in tensor.replicas().iter().enumerate() {

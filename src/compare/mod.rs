@@ -1,7 +1,7 @@
 //! Pairs -> statistics: one streaming pass over fixed logical blocks.
 //!
-//! A unit of work is a few consecutive blocks of one pair. Both sides are gathered into dense buffers that
-//! each thread keeps, every further copy is laid over the first one and compared with it bit by bit, and the
+//! A unit of work is some consecutive blocks of one pair. Both sides are looked at in the page cache where that pays and
+//! they lie there as they are compared (`maps.rs`), or else gathered into dense buffers that each thread keeps; every further copy is laid over the first one and compared with it bit by bit, and the
 //! kernel sees block after block. Where copies differ and their [`Merge`] makes a value of them all, the block that the
 //! kernel sees is that value, held in `f64`. The blocks' statistics are folded in block order, so the result has the
 //! same bits for any number of threads and any layout of either side. Memory: threads x a few blocks, or
@@ -11,6 +11,7 @@ mod copies;
 mod findings;
 mod gather;
 mod job;
+mod maps;
 pub mod metrics;
 mod survey;
 #[cfg(test)]
@@ -29,7 +30,7 @@ use crate::names::Name;
 use crate::pairing::Pair;
 use crate::tensor::{LogicalTensor, Merge};
 
-use job::{Job, Unit, UnitResult};
+use job::{Job, Unit, UnitResult, unit_bytes};
 
 pub use survey::{bytes_to_survey, survey};
 
@@ -127,7 +128,8 @@ pub fn compare(
     tells_small_angles: bool,
     done: &AtomicU64,
 ) -> Vec<TensorComparison> {
-    let jobs: Vec<Job<'_>> = pairs.iter().map(|pair| Job::new(pair, files)).collect();
+    let unit_bytes = unit_bytes(pairs);
+    let jobs: Vec<Job<'_>> = pairs.iter().map(|pair| Job::new(pair, files, unit_bytes)).collect();
     run_all(&jobs, files, tells_small_angles, done)
 }
 

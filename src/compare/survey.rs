@@ -5,14 +5,15 @@ use std::sync::atomic::AtomicU64;
 use crate::io::FileSet;
 use crate::pairing::Pair;
 
-use super::job::{Job, UnitResult};
+use super::job::{Job, UnitResult, unit_bytes};
 use super::{TensorComparison, bytes, run_all};
 
 /// Holds the first side of every pair against itself, read once: its further copies against the first one, and its
 /// elements for what is not finite. `done` counts the bytes, those of [`bytes_to_survey`].
 #[must_use]
 pub fn survey(pairs: &[Pair], files: &FileSet, done: &AtomicU64) -> Vec<TensorComparison> {
-    let jobs: Vec<Job<'_>> = pairs.iter().map(Job::survey).collect();
+    let unit_bytes = unit_bytes(pairs);
+    let jobs: Vec<Job<'_>> = pairs.iter().map(|pair| Job::survey(pair, unit_bytes)).collect();
     run_all(&jobs, [files, files], false, done)
 }
 

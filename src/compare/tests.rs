@@ -8,7 +8,8 @@ use std::sync::atomic::AtomicU64;
 use ndarray::{ArrayD, Axis, IxDyn, Slice};
 use tempfile::NamedTempFile;
 
-use super::gather::{Band, Element, gather};
+use super::gather::{Band, Element, Source, gather};
+use super::maps::Maps;
 use super::{Outcome, TensorComparison, compare};
 use crate::dtype::Dtype;
 use crate::io::{FileSet, Region};
@@ -58,15 +59,24 @@ impl Disk {
         bytes
     }
 
-    /// Gathers a flat range, from the files and from a band around it, and holds it against the array.
+    /// Gathers a flat range, from the files, from maps and from a band around it, and holds it against the array.
     fn check(&self, model: &Model, start: usize, len: usize, context: &str) {
         let dtype = model.tensor.dtype();
         let read = |pieces: &[Piece], out: &mut [u8]| {
             let element = Element::of(dtype);
             let shape = model.tensor.shape();
             let mut scratch = vec![0xee; 3];
-            let mut from_band = out.to_vec();
-            gather(&self.files, shape, pieces, element, start as u64, out, &mut scratch).unwrap();
+            let (mut from_maps, mut from_band) = (out.to_vec(), out.to_vec());
+            let wanted = start as u64..(start + len) as u64;
+            for (maps, out) in [
+                (Maps::default(), &mut *out),
+                (Maps::of(&self.files, shape, pieces, element, &wanted), &mut from_maps),
+            ] {
+                let source = Source { files: &self.files, maps: &maps };
+                gather(&source, shape, pieces, element, wanted.start, out, &mut scratch).unwrap();
+                maps.check(&self.files).unwrap();
+            }
+            assert!(out == from_maps, "{context}: {wanted:?}, from maps");
             let range = start.saturating_sub(37)..(start + len + 41).min(model.places.len());
             let mut band = Band::default();
             let range = range.start as u64..range.end as u64;
@@ -283,10 +293,10 @@ fn compared(
     depth: usize,
     threads: usize,
 ) -> String {
-    let mut disks = [disk(Vec::new()), disk(Vec::new())];
-    let mut tensors = Vec::new();
+    let region = disk(Vec::new()).region;
+    let (mut disks, mut tensors) = (Vec::new(), Vec::new());
     for side in 0..2 {
-        let (region, dtype) = (disks[side].region, dtypes[side]);
+        let dtype = dtypes[side];
         let mut writer = Writer { random, region, dtype, bytes: Vec::new() };
         let tensor = if depth == 0 {
             writer.stored(&sides[side])
@@ -294,7 +304,7 @@ fn compared(
             writer.written(&sides[side], depth)
         };
         assert_eq!(tensor.check_tiling(), Ok(()));
-        disks[side].file.write_all(&writer.bytes).unwrap();
+        disks.push(disk(writer.bytes));
         tensors.push(tensor);
     }
     let pair = Pair {
@@ -327,4 +337,24 @@ fn a_file_that_shrinks_before_it_is_read_is_an_outcome() {
     let Outcome::Unreadable(error) = &found[0].outcome else { unreachable!("{:?}", found[0]) };
     assert_eq!((error.side, error.file.as_path()), (0, disk.file.path()));
     assert!(disk.files.changed().is_some());
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_looked_at_is_an_error() {
+    let disk = disk(Random(9).bytes(4 << 20));
+    let dtype = Dtype::Float32;
+    let stored =
+        StoredTensor::contiguous(dtype, vec![1 << 20], disk.region, ByteOrder::Little).unwrap();
+    let tensor = LogicalTensor::from_stored(&stored, "weight");
+    let range = 0..tensor.numel();
+    let (shape, pieces) = (tensor.shape(), tensor.pieces());
+    let maps = Maps::of(&disk.files, shape, pieces, Element::of(dtype), &range);
+    // Nothing is mapped where the system cannot, or took too long for it.
+    let Some(bytes) = maps.bytes(disk.region) else { return };
+    assert!(bytes == disk.bytes);
+    assert!(maps.check(&disk.files).is_ok());
+    disk.file.as_file().set_len(1 << 20).unwrap();
+    assert!(maps.bytes(disk.region).unwrap().ends_with(&[0; 1 << 20]));
+    let (file, error) = maps.check(&disk.files).unwrap_err();
+    assert_eq!((file, error.kind()), (disk.region.file, std::io::ErrorKind::UnexpectedEof));
 }

@@ -1,15 +1,23 @@
-//! Files: a set of them that one checkpoint reads from, and positioned reads.
+//! Files: a set of them that one checkpoint reads from.
 //!
-//! Plain positioned reads into reused buffers, no memory maps: measured faster on the page cache
-//! (the kernel's copy is cheaper than the page faults), and a file that shrinks while it is read
-//! is an ordinary error here, where a map would end the process with a signal.
+//! They are read by positioned reads into reused buffers, or looked at in the page cache where that is faster
+//! ([`FileSet::map`]; why, is in `map.rs`). Either way a file that shrinks or fails meanwhile is an ordinary error.
+
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod map;
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+#[path = "no_map.rs"]
+mod map;
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
+
+pub use map::Map;
 
 /// One file of a [`FileSet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,7 +58,36 @@ struct Entry {
 pub struct FileSet {
     entries: Vec<Entry>,
     open: Mutex<VecDeque<(FileId, Arc<File>)>>,
+    maps: MapPolicy,
 }
+
+/// Whether to try another map: after a failure some are left out, twice as many after each that follows it.
+#[derive(Debug, Default)]
+struct MapPolicy {
+    left_out: AtomicU32,
+    to_leave_out: AtomicU32,
+}
+
+impl MapPolicy {
+    const MOST_LEFT_OUT: u32 = 32;
+
+    // What another thread changes at the same time may get lost, which is no loss.
+    fn wants_another(&self) -> bool {
+        let left_out = self.to_leave_out.load(Ordering::Relaxed);
+        self.to_leave_out.store(left_out.saturating_sub(1), Ordering::Relaxed);
+        left_out == 0
+    }
+
+    fn note(&self, is_mapped: bool) {
+        let before = self.left_out.load(Ordering::Relaxed);
+        let now = if is_mapped { 0 } else { (2 * before).clamp(1, Self::MOST_LEFT_OUT) };
+        self.left_out.store(now, Ordering::Relaxed);
+        self.to_leave_out.store(now, Ordering::Relaxed);
+    }
+}
+
+/// Bytes below which it makes no difference how they are read.
+const LEAST_MAPPED: u64 = 1 << 20;
 
 /// Descriptors kept open by one set; two sets and the usual limit of 1,024 leave ample room.
 const OPEN_FILES: usize = 128;
@@ -131,6 +168,20 @@ impl FileSet {
     /// The file cannot be opened or read, or ends before the buffer is full.
     pub fn read_exact_at(&self, file: FileId, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         read_exact_at(&*self.descriptor(file)?, buffer, offset)
+    }
+
+    /// The bytes of a region as they lie in the page cache, if that is likely to be faster than to read them.
+    #[must_use]
+    pub fn map(&self, region: Region) -> Option<Map> {
+        let entry = self.entry(region.file);
+        if region.len < LEAST_MAPPED || entry.held.is_some() || !self.maps.wants_another() {
+            return None;
+        }
+        let file = self.descriptor(region.file).ok()?;
+        let len = usize::try_from(region.len).ok()?;
+        let map = Map::of(&file, region.offset, len, entry.len, map::PATIENCE);
+        self.maps.note(map.is_some());
+        map
     }
 
     fn descriptor(&self, file: FileId) -> io::Result<Arc<File>> {

@@ -28,6 +28,7 @@ pub use stats::Stats;
 pub use transpose::transpose;
 
 use crate::dtype::Dtype;
+use plain::Equality;
 
 /// Elements of a block: consecutive ones of a tensor, from a multiple of this on. The last block
 /// of a tensor may be shorter.
@@ -131,13 +132,16 @@ pub fn compare_block_with(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Sta
     debug_assert_eq!(a.count(), b.count(), "elements on both sides");
     debug_assert!(a.is_whole() && b.is_whole(), "whole elements");
     debug_assert!(a.count() <= BLOCK as u64);
-    let is_identical = a.dtype == b.dtype && a.bytes == b.bytes;
-    let quick = if is_identical {
-        plain::compare_equal(isa, a)
-    } else if plain::is_plain(a.dtype) && plain::is_plain(b.dtype) {
-        plain::compare(isa, a, b, first)
-    } else {
-        None
+    let equality = match a.dtype == b.dtype {
+        true => plain::compare_equal(isa, a, b),
+        false => Equality::Different,
+    };
+    let (is_identical, quick) = match equality {
+        Equality::Equal(stats) => (true, stats),
+        Equality::Different if plain::is_plain(a.dtype) && plain::is_plain(b.dtype) => {
+            (false, plain::compare(isa, a, b, first))
+        }
+        Equality::Different => (false, None),
     };
     let stats = quick.unwrap_or_else(|| general::compare(isa, a, b, first));
     Stats { is_identical, ..stats }

@@ -5,9 +5,9 @@
 use super::decode::{decode_chunk, reals_per_element};
 use super::exact::{Buckets, is_exact};
 use super::general::is_in_range;
-use super::lanes::{CHUNK, Chunk, Totals};
+use super::lanes::{CHUNK, Chunk, Lanes, Totals};
 use super::simd::{FLOAT64, Found, Isa, ROW, form};
-use super::stats::Stats;
+use super::stats::{Stats, Sums};
 use super::{Side, size};
 use crate::dtype::Dtype;
 
@@ -103,40 +103,93 @@ fn compare_decoded(isa: Isa, a: Side<'_>, b: Side<'_>, totals: &mut Totals) -> F
     found
 }
 
-/// What the other paths give for two bitwise equal blocks, from one of them; `None` if a value is
-/// not finite, or a sum is out of range.
-pub(super) fn compare_equal(isa: Isa, a: Side<'_>) -> Option<Stats> {
-    if is_exact(a.dtype, a.dtype) {
-        let (whole, rest) = a.split_whole();
-        let mut buckets = Buckets::new();
-        let mut room = [0; CHUNK * 8];
-        let is_finite = isa.exact_squares(whole, &mut buckets)
-            && isa.exact_squares(padded(rest, size(a.dtype), &mut room), &mut buckets);
-        let sums = buckets.sums();
-        return is_finite.then_some(Stats { count: a.count(), sums, ..Stats::default() });
+/// What comes of comparing two blocks for equal bytes.
+#[expect(clippy::large_enum_variant, reason = "one for a block, on the stack")]
+pub(super) enum Equality {
+    Different,
+    /// What the other paths give for such blocks; `None` if a value is not finite, or a sum is out of range.
+    Equal(Option<Stats>),
+}
+
+/// Bytes of a side that are compared at a time: when they are squared, they are in the nearest caches.
+const PART: usize = 64 << 10;
+
+/// Looks for equal bytes, and squares one side as long as they are.
+pub(super) fn compare_equal(isa: Isa, a: Side<'_>, b: Side<'_>) -> Equality {
+    let mut squares = Squares::of(a.dtype);
+    let mut is_plain = true;
+    for (part, other) in a.bytes.chunks(PART).zip(b.bytes.chunks(PART)) {
+        if part != other {
+            return Equality::Different;
+        }
+        is_plain = is_plain && squares.add(isa, Side { bytes: part, ..a });
     }
-    let mut totals = Totals::default();
-    if let Some(form) = form(a.dtype) {
-        let (whole, rest) = a.split_whole();
-        let mut largest = isa.squares((form, whole), &mut totals.products);
+    let sums = if is_plain { squares.sums() } else { None };
+    Equality::Equal(sums.map(|sums| Stats { count: a.count(), sums, ..Stats::default() }))
+}
+
+/// The sums of a block paired with itself.
+#[expect(clippy::large_enum_variant, reason = "one for a block, on the stack")]
+enum Squares {
+    Exact(Buckets),
+    InOrder(Lanes),
+}
+
+impl Squares {
+    fn of(dtype: Dtype) -> Self {
+        match is_exact(dtype, dtype) {
+            true => Self::Exact(Buckets::new()),
+            false => Self::InOrder(Lanes::default()),
+        }
+    }
+
+    /// Adds a part that begins with a chunk. Returns whether its elements are finite, as far as that shows already, and in
+    /// range.
+    fn add(&mut self, isa: Isa, part: Side<'_>) -> bool {
+        if form(part.dtype).is_none() {
+            return self.add_decoded(isa, part);
+        }
+        let (whole, rest) = part.split_whole();
+        let mut is_plain = self.add_rows(isa, part.dtype, whole);
         if !rest.is_empty() {
             let mut room = [0; CHUNK * 8];
-            let rest = padded(rest, size(a.dtype) / reals_per_element(a.dtype), &mut room);
-            largest = largest.max(isa.squares((form, rest), &mut totals.products));
+            let width = size(part.dtype) / reals_per_element(part.dtype);
+            is_plain &= self.add_rows(isa, part.dtype, padded(rest, width, &mut room));
         }
-        if form == FLOAT64 && !is_in_range(largest) {
-            return None;
-        }
-    } else {
-        let mut x = [0.0; CHUNK];
-        for (chunk, _) in a.chunks(CHUNK).enumerate() {
-            a.decode(chunk, &mut x);
-            isa.products(&x, &x, &mut totals.products);
+        is_plain
+    }
+
+    fn add_rows(&mut self, isa: Isa, dtype: Dtype, bytes: &[u8]) -> bool {
+        match (self, form(dtype)) {
+            (Self::Exact(buckets), _) => isa.exact_squares(bytes, buckets),
+            (Self::InOrder(lanes), Some(form)) => {
+                let largest = isa.squares((form, bytes), lanes);
+                form != FLOAT64 || is_in_range(largest)
+            }
+            (Self::InOrder(_), None) => false,
         }
     }
-    totals.squares = [totals.products; 2];
-    let sums = totals.sums([0; 4]);
-    sums.are_finite().then_some(Stats { count: a.count(), sums, ..Stats::default() })
+
+    fn add_decoded(&mut self, isa: Isa, part: Side<'_>) -> bool {
+        let Self::InOrder(lanes) = self else { return false };
+        let mut x = [0.0; CHUNK];
+        for (chunk, _) in part.chunks(CHUNK).enumerate() {
+            part.decode(chunk, &mut x);
+            isa.products(&x, &x, lanes);
+        }
+        true
+    }
+
+    /// The sums of the block, unless one is out of range.
+    fn sums(self) -> Option<Sums> {
+        match self {
+            Self::Exact(buckets) => Some(buckets.sums()),
+            Self::InOrder(lanes) => {
+                let totals = Totals { squares: [lanes; 2], products: lanes, ..Totals::default() };
+                Some(totals.sums([0; 4])).filter(Sums::are_finite)
+            }
+        }
+    }
 }
 
 /// Less than a chunk of numbers of `width` bytes, filled up with zeros to a multiple of [`ROW`].
