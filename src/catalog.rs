@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::io::FileSet;
 use crate::layout::Fact;
-use crate::names::{Name, printable};
+use crate::names::{Name, Naming, printable};
 use crate::tensor::{LogicalTensor, Merge};
 
 /// What a checkpoint holds: logical tensors under canonical names, and what was noticed on the way.
@@ -52,6 +52,8 @@ pub struct Origin {
     pub shards: usize,
     /// Stored entries that are no weights and were left out.
     pub left_out: usize,
+    /// What its names are.
+    pub naming: Naming,
 }
 
 /// What a tensor of a checkpoint is for.

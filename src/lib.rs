@@ -14,9 +14,9 @@
 //!   threads and CPU.
 //!
 //! ```text
-//! path ─► formats ─► torch ─► layout (names, unfuse, number, merge) ─► Catalog ─► pairing ─► compare ─► verdict ─► report
-//!         where?     what     which part of what?                        ▲                    gather,
-//!                    lies                                        the one type                 kernel
+//! path ─► formats ─► torch ─► layout (names, unfuse, number, merge) ─► Catalog ─► canonical, pairing ─► compare ─► verdict ─► report
+//!         where?     what     which part of what?                        ▲        the same names?       gather,
+//!                    lies                                        the one type                           kernel
 //!                    there?                                      at the centre
 //! ```
 //! Beside `torch` stand [`dcp`], [`safetensors`] and [`zarr`], whose tensors are whole already: for them the layout only
@@ -35,10 +35,11 @@
 //! | [`zarr`] | arrays of zarr version 2, chunk by chunk |
 //! | [`safetensors`] | the header of a safetensors file, checked |
 //! | [`dcp`] | what `torch.distributed.checkpoint` writes: metadata read in pieces, boxes of tensors in slices of files |
-//! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites |
+//! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites; [`names::families`] for those that are not Megatron's |
 //! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging; [`layout::cuts`] for GPT-NeoX and its like |
 //! | [`catalog`] | what a checkpoint holds |
 //! | [`formats`] | a path in, a catalog out; one file a format |
+//! | [`canonical`] | a catalog of another dialect beside one of Megatron's -> the same names and shapes, as views |
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
 //! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
 //! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; values made of several copies; [`compare::survey`] of one side alone; [`compare::metrics`] |
@@ -48,7 +49,8 @@
 //!
 //! Where to go for a change: a new format is a file and a row in [`formats`]; a new layout rule is a line in
 //! [`layout::rules`] or [`layout::cuts`]; a new grouping or packing of an optimizer is a rule in `formats/megatron_torch/groups.rs` or
-//! `buffer_plan.rs`; a new spelling of a name is a line in [`names::megatron`]; a tensor that is stored fused is a row in
+//! `buffer_plan.rs`; a new spelling of a name is a line in [`names::megatron`]; a model of
+//! Hugging Face's is a `model_type` or some rows in [`names::families`]; a tensor that is stored fused is a row in
 //! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is
 //! a row in [`compare::metrics`]; a new output is a file in [`report`].
 //!
@@ -83,6 +85,7 @@
 //! # Ok::<(), formats::OpenError>(())
 //! ```
 
+pub mod canonical;
 pub mod catalog;
 pub mod cli;
 pub mod compare;

@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 
+use crate::canonical;
 use crate::catalog::{Catalog, Problem, Section};
 use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
 use crate::compare::metrics::{self, ONE_MINUS_COS};
@@ -76,6 +77,8 @@ fn unless_closed(written: io::Result<()>) -> io::Result<()> {
 fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
     let (a, b) = rayon::join(|| open(0, &args.a, args), || open(1, &args.b, args));
     let (mut a, mut b) = (a?, b?);
+    let given = [0, 1].map(|side| args.input.facts(side));
+    canonical::agree(&mut a, &mut b, given.each_ref().map(Vec::as_slice));
     settle_positions(&mut a, &mut b);
     for side in [&mut a, &mut b] {
         side.problems.retain(|problem| !selection.leaves_out(problem));

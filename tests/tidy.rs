@@ -21,13 +21,14 @@ const MODULES: &[(&str, &str)] = &[
     ("layout", "dtype extent limits tensor names"),
     ("catalog", "dtype extent io tensor names layout"),
     ("formats", "dtype extent limits io tensor torch safetensors dcp zarr names layout catalog"),
+    ("canonical", "limits tensor names layout catalog"),
     ("pairing", "dtype extent tensor names catalog"),
     ("kernel", "dtype"),
     ("compare", "dtype extent limits io tensor names pairing kernel"),
     ("verdict", "kernel compare"),
     ("report", "dtype extent tensor names layout catalog pairing kernel compare verdict"),
     ("cli", "tensor layout catalog formats compare report"),
-    ("run", "catalog formats pairing compare verdict report cli complain"),
+    ("run", "canonical catalog formats pairing compare verdict report cli complain"),
 ];
 
 /// Where `unsafe` may be.

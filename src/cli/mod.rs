@@ -96,14 +96,20 @@ impl InputArgs {
         if self.sections.is_empty() { otherwise.to_vec() } else { self.sections.clone() }
     }
 
+    /// What is supplied about side 0 (`a`) or 1 (`b`).
+    #[must_use]
+    pub fn facts(&self, side: usize) -> Vec<(String, Fact)> {
+        let facts = self.facts.iter().filter(|fact| fact.side.is_none_or(|only| only == side));
+        facts.map(|fact| (fact.name.clone(), fact.value.clone())).collect()
+    }
+
     /// The options for side 0 (`a`) or 1 (`b`), with these sections unless others were asked for.
     #[must_use]
     pub fn options(&self, side: usize, sections: &[Section]) -> OpenOptions {
-        let facts = self.facts.iter().filter(|fact| fact.side.is_none_or(|only| only == side));
         OpenOptions {
             sections: self.sections(sections),
             format: self.format.clone(),
-            facts: facts.map(|fact| (fact.name.clone(), fact.value.clone())).collect(),
+            facts: self.facts(side),
             rules: self.rules.clone(),
             replicas: self.replicas,
         }

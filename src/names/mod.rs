@@ -1,5 +1,6 @@
 //! Dialects -> canonical names, as tables of rewrites.
 
+pub mod families;
 pub mod megatron;
 mod natural;
 pub mod pattern;
@@ -9,6 +10,18 @@ use std::sync::LazyLock;
 
 pub use natural::Name;
 pub use printable::{is_obeyed, printable};
+
+/// What the names of a checkpoint are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Naming {
+    /// Those that the modules of the model have, whoever wrote them: Hugging Face's and others.
+    #[default]
+    Modules,
+    /// InfiniTrain's, which are those of GPT-2 with other shapes.
+    InfiniTrain,
+    /// Megatron-Core's, with global indices.
+    Canonical,
+}
 
 /// Tensors with a row for every token, in the dialects of all families.
 static VOCABULARY: LazyLock<pattern::SuffixTable<()>> = LazyLock::new(|| {

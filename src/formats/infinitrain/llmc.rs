@@ -13,7 +13,7 @@ use crate::formats::{OpenError, OpenOptions};
 use crate::io::{FileId, FileSet, Region};
 use crate::layout::Fact;
 use crate::limits::LIMITS;
-use crate::names::{Name, is_vocabulary};
+use crate::names::{Name, Naming, is_vocabulary};
 use crate::tensor::{ByteOrder, LogicalTensor, StoredTensor};
 
 use super::rules::in_layer;
@@ -231,6 +231,7 @@ impl Header {
             format: super::FORMAT.name,
             writer: Some(format!("llm.c version {}", self.version)),
             shards: 1,
+            naming: Naming::InfiniTrain,
             ..Origin::default()
         };
         let mut catalog = Catalog::new(origin, files);

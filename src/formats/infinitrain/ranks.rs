@@ -17,7 +17,7 @@ use crate::io::{FileId, FileSet, is_lfs_pointer};
 use crate::layout::rules::Rules;
 use crate::layout::{Fact, Facts, LayoutError, RankCoord, Shard, World, assemble_named};
 use crate::limits::LIMITS;
-use crate::names::Name;
+use crate::names::{self, Name};
 
 use super::adam::add_adam;
 use super::native::{self, NativeFile, Stop};
@@ -356,6 +356,7 @@ impl Run {
             iteration,
             shards,
             left_out: merger.left_out,
+            naming: names::Naming::InfiniTrain,
             ..Origin::default()
         };
         let mut catalog = Catalog::new(origin, files);

@@ -17,8 +17,8 @@ use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
 use crate::io::FileSet;
 use crate::layout::rules::Rules;
 use crate::layout::{Fact, Facts, Global, from_global};
-use crate::names::Name;
 use crate::names::megatron::without_wrappers;
+use crate::names::{Name, Naming};
 use crate::tensor::LogicalTensor;
 use crate::torch::{TorchFile, ValueId};
 
@@ -218,6 +218,7 @@ fn into_catalog(
         iteration: common.iteration.or(located.iteration),
         shards,
         left_out: objects.len() + assembly.buffers,
+        naming: Naming::Canonical,
         ..Origin::default()
     };
     let sharding = common.optimizer_sharding().map(str::to_owned);

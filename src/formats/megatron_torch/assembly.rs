@@ -12,7 +12,7 @@ use crate::layout::{
     Assembly, Fact, Facts, HeadOrder, LayoutError, RankCoord, Shard, World, assemble,
     assemble_beside,
 };
-use crate::names::Name;
+use crate::names::{Name, Naming};
 use crate::tensor::StoredTensor;
 
 use super::FORMAT;
@@ -92,6 +92,7 @@ impl Ranks<'_> {
             iteration,
             shards: shard_files,
             left_out: left_out + assembly.buffers,
+            naming: Naming::Canonical,
             ..Origin::default()
         };
         let mut catalog = Catalog::new(origin, files);
