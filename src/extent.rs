@@ -40,18 +40,18 @@ impl Extent {
     /// ```
     #[must_use]
     pub fn intersect(&self, other: &Self) -> Option<Self> {
-        let mut offsets = Vec::with_capacity(self.offsets.len());
-        let mut sizes = Vec::with_capacity(self.offsets.len());
-        for dim in 0..self.offsets.len() {
+        let shared = |dim: usize| {
             let start = self.offsets[dim].max(other.offsets[dim]);
-            let end =
-                (self.offsets[dim] + self.sizes[dim]).min(other.offsets[dim] + other.sizes[dim]);
-            if start >= end {
-                return None;
-            }
-            offsets.push(start);
-            sizes.push(end - start);
+            let ends = [self, other].map(|extent| extent.offsets[dim] + extent.sizes[dim]);
+            (start, ends[0].min(ends[1]))
+        };
+        let dims = 0..self.offsets.len();
+        // Most boxes have nothing in common: one of hundreds of shards with a block.
+        if dims.clone().any(|dim| shared(dim).0 >= shared(dim).1) {
+            return None;
         }
+        let offsets = dims.clone().map(|dim| shared(dim).0).collect();
+        let sizes = dims.map(|dim| shared(dim).1 - shared(dim).0).collect();
         Some(Self { offsets, sizes })
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use crate::extent::boxes_of_range;
-use crate::io::{FileSet, Map, Region};
+use crate::io::{FileSet, LEAST_MAPPED, Map, Region};
 use crate::tensor::Piece;
 
 use super::copies::Failure;
@@ -24,21 +24,24 @@ impl Maps {
         range: &Range<u64>,
     ) -> Self {
         let size = element.size as u64;
-        let spans = pieces.iter().filter_map(|piece| {
-            let (mut first, mut end, mut wanted) = (u64::MAX, 0, 0);
-            boxes_of_range(shape, range.start, range.end, &mut |extent, _| {
-                if let Some(part) = piece.clip(&extent, size) {
-                    let dims = part.extent.sizes.iter().zip(&part.strides);
-                    let last: u64 = dims.map(|(size, stride)| (size - 1) * stride).sum();
-                    first = first.min(part.offset);
-                    end = end.max(part.offset + (last + 1) * size);
-                    wanted += part.extent.sizes.iter().product::<u64>() * size;
-                }
+        let bytes = |piece: &&Piece| piece.extent.sizes.iter().product::<u64>() * size;
+        let spans =
+            pieces.iter().filter(|piece| bytes(piece) >= LEAST_MAPPED).filter_map(|piece| {
+                let (mut first, mut end, mut wanted) = (u64::MAX, 0, 0);
+                boxes_of_range(shape, range.start, range.end, &mut |extent, _| {
+                    if let Some(part) = piece.clip(&extent, size) {
+                        let dims = part.extent.sizes.iter().zip(&part.strides);
+                        let last: u64 = dims.map(|(size, stride)| (size - 1) * stride).sum();
+                        first = first.min(part.offset);
+                        end = end.max(part.offset + (last + 1) * size);
+                        wanted += part.extent.sizes.iter().product::<u64>() * size;
+                    }
+                });
+                let len = end.checked_sub(first)?;
+                let is_dense =
+                    len <= DENSITY as u64 * wanted && !element.is_swapped(piece.byte_order);
+                is_dense.then_some(Region { file: piece.file, offset: first, len })
             });
-            let len = end.checked_sub(first)?;
-            let is_dense = len <= DENSITY as u64 * wanted && !element.is_swapped(piece.byte_order);
-            is_dense.then_some(Region { file: piece.file, offset: first, len })
-        });
         Self(spans.filter_map(|span| Some((span, files.map(span)?))).collect())
     }
 

@@ -33,8 +33,11 @@ const HUGE: u64 = 2 << 20;
 /// Bytes whose entries are made at a time.
 const STEP: usize = 1 << 20;
 
-/// What they may take: a fraction of the time of a read, and several times that of large folios.
-pub(super) const PATIENCE: Duration = Duration::from_micros(40);
+/// What they may take: half the time of a read, and twice that of folios of 64 KiB.
+pub(super) const PATIENCE: Duration = Duration::from_micros(25);
+
+/// What calls of the system take beside it.
+const CALLS: Duration = Duration::from_micros(10);
 
 /// A part of a file in memory. It may change while it is looked at, if another program writes to the file.
 #[derive(Debug)]
@@ -82,9 +85,9 @@ impl Map {
             let len = STEP.min(end - at);
             // SAFETY: the pages belong to the map, which is only read.
             let done = unsafe { libc::madvise(at as *mut c_void, len, libc::MADV_POPULATE_READ) };
-            // One step more is granted, for what may come between.
-            let steps = u32::try_from((at - first) / STEP + 2).unwrap_or(u32::MAX);
-            done == 0 && thread_time().saturating_sub(start) <= patience.saturating_mul(steps)
+            let steps = u32::try_from((at - first) / STEP + 1).unwrap_or(u32::MAX);
+            let most = patience.saturating_mul(steps).saturating_add(CALLS);
+            done == 0 && thread_time().saturating_sub(start) <= most
         })
     }
 

@@ -87,7 +87,7 @@ impl MapPolicy {
 }
 
 /// Bytes below which it makes no difference how they are read.
-const LEAST_MAPPED: u64 = 1 << 20;
+pub const LEAST_MAPPED: u64 = 1 << 20;
 
 /// Descriptors kept open by one set; two sets and the usual limit of 1,024 leave ample room.
 const OPEN_FILES: usize = 128;
