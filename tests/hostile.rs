@@ -78,7 +78,7 @@ fn for_all(
         }
     });
     for number in 0..count {
-        let result = receiver.recv_timeout(Duration::from_secs(20));
+        let result = receiver.recv_timeout(Duration::from_secs(60));
         assert_eq!(result, Ok(true), "{context}: step {number}");
     }
 }

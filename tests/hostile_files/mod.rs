@@ -229,7 +229,7 @@ pub(crate) struct Run {
 }
 
 /// Longest time that a run may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs the command in two gigabytes of address space and checks that it ends as a command should:
 /// soon, with an exit code of its own, with a reason where that is 2, and with no control characters on the screen.
