@@ -17,8 +17,8 @@ use crate::dcp::{Checkpoint, Fault, METADATA, Metadata, SliceError, metadata_fil
 use crate::dtype::Dtype;
 use crate::io::FileSet;
 use crate::layout::Fact;
-use crate::names::{Name, is_vocabulary};
 use crate::limits::{ENTRY, LIMITS};
+use crate::names::{Name, is_vocabulary};
 use crate::tensor::{ByteOrder, LogicalTensor};
 use crate::torch::TorchFile;
 
@@ -189,7 +189,9 @@ impl Reading {
             match found {
                 Ok((fact, holds_tensors)) => {
                     self.catalog.state.insert(self.names.of_object(key).to_owned(), fact);
-                    if holds_tensors && !matches!(self.names.read(key), Named::State(_) | Named::Buffer) {
+                    if holds_tensors
+                        && !matches!(self.names.read(key), Named::State(_) | Named::Buffer)
+                    {
                         self.add_tensors_of(key, checkpoint, &mut left, options);
                     }
                 }
@@ -224,11 +226,8 @@ impl Reading {
                 return self.catalog.problems.push(Problem::of_tensor(&**key, &message));
             };
             *left = rest;
-            let section = if self.names.is_of_optimizer(&name) {
-                Section::Optimizer
-            } else {
-                Section::Model
-            };
+            let section =
+                if self.names.is_of_optimizer(&name) { Section::Optimizer } else { Section::Model };
             if options.wants(section) {
                 let tensor = LogicalTensor::from_stored(&stored, name.as_str());
                 self.add_tensor(&name.into(), tensor);

@@ -142,7 +142,8 @@ impl<'a> Whole<'a> {
             let (stage, tp) = run.coord(*mp);
             let ranks: Vec<_> = ranks.iter().collect();
             let mut by_slices = None;
-            if model.param_shapes.is_empty() {
+            // Ranks with experts have other parameters by the same names.
+            if model.param_shapes.is_empty() && run.folder.expert_optimizers.is_empty() {
                 let weight = |param: &str, count| match &model.module {
                     Some(module) => {
                         let mut named = module.iter().filter(|(name, _)| &**name == param);
