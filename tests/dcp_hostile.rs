@@ -16,7 +16,7 @@ use ckptcmp::pairing::{Selection, pair};
 use ckptcmp::verdict;
 
 use common::{Copied, fixture, run};
-use hostile_files::{P, counts, dict, text};
+use hostile_files::{P, counts, dict, object, text};
 
 /// Opens and compares in this process: whether all is equal.
 fn is_equal(a: &Path, b: &Path) -> bool {
@@ -74,14 +74,6 @@ fn any_changed_byte_is_an_ordinary_outcome() {
             is_equal(&intact, &copied.path());
         }
     }
-}
-
-/// An object of a class with this state.
-fn object(class: &str, state: &P) -> P {
-    let state = state.pickle();
-    // Without the protocol and STOP.
-    let state = &state[2..state.len() - 1];
-    P::Raw([b"cm\n", class.as_bytes(), b"\n)\x81", state, b"b"].concat())
 }
 
 fn size(sizes: &[u64]) -> P {
