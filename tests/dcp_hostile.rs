@@ -16,7 +16,7 @@ use ckptcmp::pairing::{Selection, pair};
 use ckptcmp::verdict;
 
 use common::{Copied, fixture, run};
-use hostile_files::{P, counts, dict, text};
+use hostile_files::{P, counts, dict, object, text};
 
 /// Opens and compares in this process: whether all is equal.
 fn is_equal(a: &Path, b: &Path) -> bool {
@@ -76,14 +76,6 @@ fn any_changed_byte_is_an_ordinary_outcome() {
     }
 }
 
-/// An object of a class with this state.
-fn object(class: &str, state: &P) -> P {
-    let state = state.pickle();
-    // Without the protocol and STOP.
-    let state = &state[2..state.len() - 1];
-    P::Raw([b"cm\n", class.as_bytes(), b"\n)\x81", state, b"b"].concat())
-}
-
 fn size(sizes: &[u64]) -> P {
     P::Call("torch", "Size", vec![counts(sizes)])
 }
@@ -137,6 +129,58 @@ fn slice() -> Vec<u8> {
         ("archive/data.pkl".into(), tensor),
         ("archive/data/0".into(), vec![0; 256]),
     ])
+}
+
+/// As [`folder`], but the data file is a `torch.save` of this object, which the metadata calls `name`.
+fn folder_of_object(class: &str, name: &str, value: &P) -> tempfile::TempDir {
+    let file = hostile_files::zip(&[
+        ("archive/data.pkl".into(), value.pickle()),
+        ("archive/data/0".into(), vec![0; 256]),
+    ]);
+    let info = dict([
+        ("relative_path", text("__0_0.distcp")),
+        ("offset", P::Int(0)),
+        ("length", P::Unsigned(file.len() as u64)),
+    ]);
+    let index = object("MetadataIndex", &dict([("fqn", text(name)), ("index", P::None)]));
+    let bytes = P::Raw(b"cm\nBytesStorageMetadata\n)\x81".to_vec());
+    let state = P::Dict(vec![
+        (text("state_dict_metadata"), P::Dict(vec![(text(name), bytes)])),
+        (text("storage_data"), P::Dict(vec![(index, object("_StorageInfo", &info))])),
+    ]);
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join(".metadata"), object(class, &state).pickle()).unwrap();
+    fs::write(folder.path().join("__0_0.distcp"), file).unwrap();
+    folder
+}
+
+fn names_in(folder: &tempfile::TempDir) -> Vec<String> {
+    let options = OpenOptions { sections: Section::ALL.to_vec(), ..OpenOptions::default() };
+    let found = formats::open(folder.path(), &options).unwrap();
+    assert_eq!(found.problems, []);
+    found.tensors.keys().map(|name| name.as_str().to_owned()).collect()
+}
+
+#[test]
+fn tensors_inside_an_object_are_tensors() {
+    let tensor = || hostile_files::tensor(&[2, 3]);
+    // A planner takes dicts and lists apart, but no tuple.
+    let tuple = P::Tuple(vec![tensor(), P::Int(7), tensor()]);
+    assert_eq!(names_in(&folder_of_object("Metadata", "pair", &tuple)), ["pair.0", "pair.2"]);
+    // With `flatten_state_dict=False` it takes nothing apart.
+    let model = dict([("a.weight", tensor()), ("b", dict([("weight", tensor())]))]);
+    let whole = folder_of_object("Metadata", "model", &model);
+    assert_eq!(names_in(&whole), ["a.weight", "b.weight"]);
+    let state = dict([("state", dict([("a", dict([("exp_avg", tensor())]))]))]);
+    let optimizer = folder_of_object("Metadata", "optimizer", &state);
+    assert_eq!(names_in(&optimizer), ["optimizer.exp_avg.a"]);
+}
+
+#[test]
+fn the_metadata_of_megatron_core_0_15_is_a_subclass() {
+    let folder =
+        folder_of_object("MCoreMetadata", "pair", &P::Tuple(vec![hostile_files::tensor(&[2])]));
+    assert_eq!(names_in(&folder), ["pair.0"]);
 }
 
 fn complaint(folder: &tempfile::TempDir) -> String {

@@ -57,7 +57,17 @@ fn a_universal_checkpoint_is_the_one_that_it_was_made_from() {
 
 #[test]
 fn what_deepspeed_writes_is_sound() {
-    let checkpoints = ["z1", "z3", "pipe", "universal-from-z1", "universal-from-z3"].map(zero);
+    let checkpoints = [
+        "z0",
+        "z1",
+        "z2-round-robin",
+        "z3",
+        "pipe",
+        "pipe-without-zero",
+        "universal-from-z1",
+        "universal-from-z3",
+    ];
+    let checkpoints = checkpoints.map(zero);
     for path in checkpoints.into_iter().chain([neox("tp1"), neox("tp2pp2")]) {
         let run = run([OsStr::new("check"), path.as_os_str()]);
         assert_eq!(run.code, 0, "{run:?}");
@@ -79,12 +89,38 @@ fn the_folder_of_a_trainer_holds_two_checkpoints() {
 
 #[test]
 fn masters_are_what_deepspeed_itself_puts_together() {
-    for stage in ["z1", "z3"] {
+    for stage in ["z1", "z2-round-robin", "z3"] {
         let flags = ["--section", "optimizer", "--include", "optimizer.fp32_param.*"];
         let run = compare_with(&zero(stage), &zero(&format!("fp32-of-{stage}.pt")), &flags);
         assert_all_equal(&run);
         assert_eq!(names(&run.json()).len(), 5);
     }
+}
+
+#[test]
+fn an_order_that_only_the_slices_have_is_told() {
+    let run = compare_with(&zero("z2-round-robin"), &zero("z2-round-robin"), BOTH);
+    assert_all_equal(&run);
+    assert!(run.stderr.contains("param_slice_mappings contradicts the order of param_shapes"));
+}
+
+#[test]
+fn without_zero_16_bit_runs_have_masters_by_number() {
+    let found = inspect(&zero("z0"));
+    for (number, shape) in [[5, 3], [7, 3]].iter().enumerate() {
+        for state in ["fp32_param", "exp_avg", "exp_avg_sq"] {
+            let tensor = &found["tensors"][format!("optimizer.{state}.mp_rank_00.{number}")];
+            assert_eq!(tensor["shape"], serde_json::json!(shape), "{state} {number}");
+            assert_eq!(tensor["dtype"], "float32");
+        }
+    }
+}
+
+#[test]
+fn a_pipeline_without_zero_has_the_masters_of_one_with_it() {
+    let run = compare_with(&zero("pipe-without-zero"), &zero("pipe"), BOTH);
+    assert_all_equal(&run);
+    assert!(run.stderr.contains("compared 10 tensors"), "{}", run.stderr);
 }
 
 #[test]

@@ -23,8 +23,8 @@ use ckptcmp::pairing::{Selection, pair};
 use ckptcmp::torch::{TorchFile, ValueId};
 
 use hostile_files::{
-    Checkpoint, P, all_commands, compare, counts, dict, file, namespace, run, tensor, tensor_of,
-    text, zip,
+    Checkpoint, P, all_commands, compare, counts, dict, file, namespace, object, run, tensor,
+    tensor_of, text, zip,
 };
 
 fn fixture(path: &str) -> PathBuf {
@@ -51,6 +51,50 @@ fn random(number: u64) -> u64 {
     let mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20
+}
+
+#[test]
+fn tensors_inside_objects_are_tensors() {
+    let one = || tensor(&[3]);
+    // A module as it is, which keeps what it holds in dicts of its own.
+    let linear = object(
+        "Linear",
+        &dict([("training", P::Bool(true)), ("_parameters", dict([("weight", one())]))]),
+    );
+    let module = object(
+        "Net",
+        &dict([("_buffers", dict([("b", one())])), ("_modules", dict([("l", linear)]))]),
+    );
+    let pair = P::Call("m", "Pair", vec![P::Int(1), one()]);
+    let config = object("Config", &dict([("scale", one()), ("name", text("x"))]));
+    let objects = dict([("net", module), ("pair", pair), ("config", config), ("w", one())]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("objects.pt");
+    fs::write(&path, file(objects.pickle())).unwrap();
+    let found = formats::open(&path, &OpenOptions::default()).unwrap();
+    assert_eq!(found.problems, []);
+    let names: Vec<&str> = found.tensors.keys().map(|name| name.as_str()).collect();
+    assert_eq!(names, ["config.scale", "net.b", "net.l.weight", "pair.1", "w"]);
+}
+
+#[test]
+fn objects_that_hold_themselves_or_each_other_in_chains_end() {
+    // Itself: an object in the memo before its state is built.
+    let own = P::Raw([&b"cm\nNode\n)\x81q\x07}X\x04\0\0\0selfh\x07sb"[..]].concat());
+    let mut chain = P::None;
+    for _ in 0..200 {
+        chain = object("Link", &dict([("next", chain)]));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("objects.pt");
+    let write = |objects: P| fs::write(&path, file(objects.pickle())).unwrap();
+    write(dict([("own", own), ("w", tensor(&[3]))]));
+    let found = formats::open(&path, &OpenOptions::default()).unwrap();
+    assert_eq!((found.tensors.len(), found.problems.len()), (1, 0));
+    write(dict([("chain", chain), ("w", tensor(&[3]))]));
+    let found = formats::open(&path, &OpenOptions::default()).unwrap();
+    assert_eq!(found.tensors.len(), 1);
+    assert!(found.problems[0].to_string().contains("chain: holds dicts more than"));
 }
 
 /// Opens and compares in this process. What comes of it does not matter, only that something does.

@@ -23,7 +23,8 @@ pub(super) enum Class {
 impl Class {
     pub(super) fn named(name: &str) -> Option<Self> {
         Some(match name {
-            "Metadata" => Self::Metadata,
+            // The second by Megatron-Core 0.15, which hangs fields of its own on it.
+            "Metadata" | "MCoreMetadata" => Self::Metadata,
             "TensorStorageMetadata" => Self::TensorStorageMetadata,
             "BytesStorageMetadata" => Self::BytesStorageMetadata,
             "TensorProperties" => Self::TensorProperties,

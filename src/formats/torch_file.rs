@@ -1,4 +1,4 @@
-//! One file that `torch.save` wrote: a Megatron shard on its own, or any nest of dicts and lists with tensors in it.
+//! One file that `torch.save` wrote: a Megatron shard on its own, or any nest of dicts, lists and objects with tensors in it.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::catalog::{Catalog, Entry, Origin, Problem};
 use crate::io::FileSet;
 use crate::names::{Name, is_vocabulary};
 use crate::tensor::{LogicalTensor, StoredTensor};
-use crate::torch::{TorchFile, ValueId};
+use crate::torch::{Call, TorchFile, Value, ValueId};
 
 use super::walk::{Bounds, Excess, joined};
 use super::{Format, Located, OpenError, OpenOptions};
@@ -46,12 +46,18 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     Ok(catalog)
 }
 
-/// All tensors of a nest of dicts and lists under dotted names, each name once, and what could not be read.
+/// All tensors of a nest of dicts, lists and objects under dotted names, each name once, and what could not be read.
 pub(super) fn tensors_of(
     torch: &TorchFile,
     path: &Path,
 ) -> (Vec<(String, StoredTensor)>, Vec<Problem>) {
-    let mut walk = Walk { torch, bounds: Bounds::new(path), tensors: Vec::new() };
+    let mut walk = Walk {
+        torch,
+        bounds: Bounds::new(path),
+        tensors: Vec::new(),
+        inside: Vec::new(),
+        barren: HashSet::new(),
+    };
     if let Err(excess) = walk.collect("", torch.root(), 0) {
         // What was found so far is a part of nobody knows what.
         walk.bounds.problem("", format_args!("the file has {excess}"));
@@ -73,6 +79,10 @@ struct Walk<'a> {
     torch: &'a TorchFile,
     bounds: Bounds,
     tensors: Vec<(String, StoredTensor)>,
+    /// The objects that the walk is in, which may hold one another.
+    inside: Vec<ValueId>,
+    /// Objects that hold no tensor.
+    barren: HashSet<ValueId>,
 }
 
 impl Walk<'_> {
@@ -94,9 +104,55 @@ impl Walk<'_> {
             for (key, member) in members {
                 self.collect(&joined(name, &key_text(self.torch, key)), member, depth + 1)?;
             }
-        } else if let Some(members) = values.elements(id) {
-            for (index, member) in members.iter().enumerate() {
-                self.collect(&joined(name, &index.to_string()), *member, depth + 1)?;
+        } else if let Some(members) = values.sequence(id) {
+            for (index, member) in members.enumerate() {
+                self.collect(&joined(name, &index.to_string()), member, depth + 1)?;
+            }
+        } else if let Value::Call(call) = values.get(id)
+            && !self.inside.contains(&id)
+            && !self.barren.contains(&id)
+        {
+            let found = self.tensors.len();
+            self.inside.push(id);
+            let walked = self.collect_object(name, id, &call, depth + 1);
+            self.inside.pop();
+            match walked {
+                // Objects that say something of a run may hold each other in long chains.
+                Err(Excess::Depth) if self.inside.is_empty() => {
+                    self.bounds.problem(name, format_args!("holds {}", Excess::Depth));
+                }
+                walked => walked?,
+            }
+            if self.tensors.len() == found {
+                self.barren.insert(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Attributes by their names, without those in which a `torch.nn.Module` keeps what it holds, so that a module has the
+    /// names of its state dict; what an object was made from by number.
+    fn collect_object(
+        &mut self,
+        name: &str,
+        id: ValueId,
+        call: &Call<'_>,
+        depth: usize,
+    ) -> Result<(), Excess> {
+        const OF_MODULES: [&str; 3] = ["_parameters", "_buffers", "_modules"];
+        let values = self.torch.values();
+        for (index, member) in values.args(call).iter().enumerate() {
+            self.collect(&joined(name, &index.to_string()), *member, depth)?;
+        }
+        let Some(attributes) = values.attributes(id) else {
+            return call.state.map_or(Ok(()), |state| self.collect(name, state, depth));
+        };
+        for (key, member) in attributes {
+            let key = key_text(self.torch, key);
+            if OF_MODULES.contains(&&*key) {
+                self.collect(name, member, depth)?;
+            } else {
+                self.collect(&joined(name, &key), member, depth)?;
             }
         }
         Ok(())

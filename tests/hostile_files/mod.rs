@@ -175,6 +175,14 @@ pub(crate) fn zip(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
     out
 }
 
+/// An object of a class with this state.
+pub(crate) fn object(class: &str, state: &P) -> P {
+    let state = state.pickle();
+    // Without the protocol and STOP.
+    let state = &state[2..state.len() - 1];
+    P::Raw([b"cm\n", class.as_bytes(), b"\n)\x81", state, b"b"].concat())
+}
+
 /// A file of `torch.save` with this pickle and storage `0` of 64 floats.
 pub(crate) fn file(pickle: Vec<u8>) -> Vec<u8> {
     let storage: Vec<u8> = (0..64).flat_map(|value| (value as f32).to_le_bytes()).collect();

@@ -17,11 +17,15 @@ use crate::dcp::{Checkpoint, Fault, METADATA, Metadata, SliceError, metadata_fil
 use crate::dtype::Dtype;
 use crate::io::FileSet;
 use crate::layout::Fact;
+use crate::limits::{ENTRY, LIMITS};
 use crate::names::{Name, is_vocabulary};
 use crate::tensor::{ByteOrder, LogicalTensor};
+use crate::torch::TorchFile;
 
 use super::megatron_dist::fsdp;
 use super::state::state_of;
+use super::torch_file::tensors_of;
+use super::walk::joined;
 use super::{Format, Located, OpenError, OpenOptions};
 use names::{Named, Names, is_flat_parameter};
 
@@ -111,7 +115,7 @@ fn read_with(
             reading.fault(fault);
         }
     }
-    reading.add_state(&checkpoint, |key| wanted.contains(key));
+    reading.add_state(&checkpoint, |key| wanted.contains(key), options);
     reading.count_left_out(&checkpoint.metadata);
     for (file, bytes) in &checkpoint.behind {
         let path = reading.catalog.files.path(*file);
@@ -166,19 +170,30 @@ impl Reading {
     }
 
     /// Reads the objects that are no tensors.
-    fn add_state(&mut self, checkpoint: &Checkpoint, wanted: impl Fn(&str) -> bool) {
+    fn add_state(
+        &mut self,
+        checkpoint: &Checkpoint,
+        wanted: impl Fn(&str) -> bool,
+        options: &OpenOptions,
+    ) {
         let keys: Vec<&Arc<str>> =
             checkpoint.metadata.objects.keys().filter(|key| wanted(key)).take(OBJECTS).collect();
         let files = &self.catalog.files;
         let read = keys.par_iter().map(|key| {
             let torch = checkpoint.object(key, files)?;
-            Ok(state_of(&torch, torch.root()))
+            Ok((state_of(&torch, torch.root()), holds_tensors(&torch)))
         });
-        let read: Vec<Result<Fact, SliceError>> = read.collect();
-        for (key, fact) in keys.into_iter().zip(read) {
-            match fact {
-                Ok(fact) => {
+        let read: Vec<Result<(Fact, bool), SliceError>> = read.collect();
+        let mut left = LIMITS.metadata;
+        for (key, found) in keys.into_iter().zip(read) {
+            match found {
+                Ok((fact, holds_tensors)) => {
                     self.catalog.state.insert(self.names.of_object(key).to_owned(), fact);
+                    if holds_tensors
+                        && !matches!(self.names.read(key), Named::State(_) | Named::Buffer)
+                    {
+                        self.add_tensors_of(key, checkpoint, &mut left, options);
+                    }
                 }
                 Err(error) => self.catalog.problems.push(Problem::of_tensor(&**key, &error)),
             }
@@ -190,6 +205,34 @@ impl Reading {
                 _ => None,
             });
         self.catalog.origin.iteration = self.catalog.origin.iteration.or(iterations.next());
+    }
+
+    /// Adds the tensors inside an object: planners take dicts and lists apart, tuples never, and nothing at all with
+    /// `flatten_state_dict=False`.
+    fn add_tensors_of(
+        &mut self,
+        key: &Arc<str>,
+        checkpoint: &Checkpoint,
+        left: &mut usize,
+        options: &OpenOptions,
+    ) {
+        let Ok(torch) = checkpoint.object(key, &self.catalog.files) else { return };
+        let (tensors, problems) = tensors_of(&torch, Path::new(&**key));
+        self.catalog.problems.extend(problems);
+        for (below, stored) in tensors {
+            let name = joined(key, &below);
+            let Some(rest) = left.checked_sub(name.len() + ENTRY) else {
+                let message = "its objects hold more tensors than any model has";
+                return self.catalog.problems.push(Problem::of_tensor(&**key, &message));
+            };
+            *left = rest;
+            let section =
+                if self.names.is_of_optimizer(&name) { Section::Optimizer } else { Section::Model };
+            if options.wants(section) {
+                let tensor = LogicalTensor::from_stored(&stored, name.as_str());
+                self.add_tensor(&name.into(), tensor);
+            }
+        }
     }
 
     /// Counts what is no weight, and says what else a user should know of the names.
@@ -227,6 +270,10 @@ impl Reading {
 
 /// Objects that are read: more than any state dict has besides its tensors.
 const OBJECTS: usize = 1 << 16;
+
+fn holds_tensors(torch: &TorchFile) -> bool {
+    torch.values().ids().any(|id| !matches!(torch.tensor(id), Ok(None)))
+}
 
 /// The one element of a tensor of the usual number types.
 fn scalar(tensor: &LogicalTensor, files: &FileSet) -> Option<Fact> {

@@ -60,7 +60,7 @@ impl Names {
         objects: impl Iterator<Item = &'a str> + Clone,
         parents: Option<&BTreeSet<Arc<str>>>,
     ) -> Self {
-        let mut keys = tensors.clone().chain(objects);
+        let mut keys = tensors.clone().chain(objects.clone());
         let object = match parents {
             Some(parents) if parents.contains("model") => None,
             Some(parents) => parents.iter().find_map(|parent| parent.strip_suffix(".model")),
@@ -75,7 +75,12 @@ impl Names {
                 let is_weight = |key: &&str| optimizer(key).is_none() && !is_of_run(key);
                 let own = |key: &'a str| key.strip_prefix(&object).unwrap_or(key);
                 let mut weights = tensors.map(own).filter(is_weight).peekable();
-                weights.peek().is_some() && weights.all(|key| key.starts_with("model."))
+                let is_dict = || objects.map(own).any(|key| key == "model");
+                match weights.peek() {
+                    Some(_) => weights.all(|key| key.starts_with("model.")),
+                    // A dict that was saved as one object.
+                    None => is_dict(),
+                }
             }
         };
         Self { object, has_model_dict, is_bare_optimizer }

@@ -37,12 +37,17 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     let mut files = FileSet::default();
     let run = Run::open(&folder, &tag.path, &mut files, options)?;
     let wants_model = options.wants(Section::Model);
-    let layers = if wants_model { run.read_layers(&mut files)? } else { Vec::new() };
+    // They have the shapes of the masters, where those do not say them.
+    let needs_shapes = !folder.zero.is_empty()
+        && run.models.values().flatten().all(|model| model.param_shapes.is_empty());
+    let layers =
+        if wants_model || needs_shapes { run.read_layers(&mut files)? } else { Vec::new() };
     let names = run.layer_names(&layers);
-    run.check_layers(&names, &layers)?;
+    let miscounted = run.check_layers(&names, &layers)?;
     let mut whole = Whole::new(&run, names);
+    whole.problems.extend(miscounted);
     if options.wants(Section::Optimizer) || (wants_model && run.weights == Weights::Masters) {
-        whole.read_masters(&mut files)?;
+        whole.read_masters(&layers, &mut files)?;
     }
     if wants_model {
         whole.add_model(layers, &mut files)?;

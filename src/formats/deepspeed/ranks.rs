@@ -191,9 +191,9 @@ impl<'a> Run<'a> {
         &self,
         names: &LayerNames,
         layers: &[Layer],
-    ) -> Result<(), OpenError> {
+    ) -> Result<Option<Problem>, OpenError> {
         if layers.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let has_axis = self.folder.layers.values().any(|path| file_name(path).contains("-model_0"));
         let file = |(layer, tp): (u64, u64)| {
@@ -227,29 +227,31 @@ impl<'a> Run<'a> {
             }
         }
         missing(absent.into_iter().map(|(rank, why)| (file(rank), why)))?;
-        self.check_count(layers, &present, file)
+        Ok(self.check_count(layers, &present, file))
     }
 
-    /// Without ZeRO the optimizer has no names, but it has a number of parameters.
+    /// Without ZeRO the optimizer has no names, but it has a number of parameters. Where modules are tied, those of every
+    /// stage that has them count, and their layer may have no file.
     fn check_count(
         &self,
         layers: &[Layer],
         present: &BTreeSet<u64>,
         file: impl Fn((u64, u64)) -> PathBuf,
-    ) -> Result<(), OpenError> {
+    ) -> Option<Problem> {
         let stages = self.firsts().filter(|(mp, _)| self.coord(*mp).1 == 0);
         let known: Option<usize> = stages.map(|(_, model)| model.optimizer_params).sum();
         let held: usize =
             layers.iter().filter(|layer| layer.tp == 0).map(|layer| layer.tensors.len()).sum();
-        let Some(known) = known.filter(|known| *known > held) else { return Ok(()) };
+        let known = known.filter(|known| *known > held)?;
         let last = present.last().copied().unwrap_or(0);
         let gaps = (0..=last + 1).filter(|layer| !present.contains(layer)).take(8);
         let gaps: Vec<String> = gaps.map(|layer| file_name(&file((layer, 0)))).collect();
-        let what = format!(
-            "layer files hold {held} tensors, the optimizer knows {known} parameters: missing is one of {}",
+        let message = format!(
+            "layer files hold {held} tensors, the optimizer knows {known} parameters: missing is one of {}, \
+             or several stages count a module that is tied",
             gaps.join(", ")
         );
-        Err(OpenError::Content { path: self.path.to_path_buf(), what })
+        Some(Problem { file: Some(self.path.to_path_buf()), tensor: None, message })
     }
 
     /// The optimizer's partitions of every model parallel rank, in the order of data parallel ranks.

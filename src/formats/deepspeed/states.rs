@@ -109,6 +109,9 @@ fn tensors(torch: &TorchFile, id: ValueId, bounds: &mut Bounds, left_out: &mut u
     }
 }
 
+/// The state of the fp32 masters.
+pub(super) const MASTER: &str = "fp32_param";
+
 /// A parameter's name without the wrappers in front of it.
 fn own_name(name: &str) -> &str {
     let mut name = name;
@@ -288,15 +291,32 @@ impl ModelStates {
         Ok(states)
     }
 
-    /// `{"state": {0: {"exp_avg": ...}}, "param_groups": [...]}`: parameters have numbers and no names.
+    /// `{"state": {0: {"exp_avg": ...}}, "param_groups": [...]}`: parameters have numbers and no names. With fp16 or bf16
+    /// that is the `optimizer_state_dict` of a dict with the masters (DeepSpeed 0.19.8, `runtime/fp16/unfused_optimizer.py`,
+    /// `fused_optimizer.py`): a list of parameters for every group, or one flat parameter.
     fn read_plain_optimizer(&mut self, reader: &mut Reader<'_>) {
-        let Some(optimizer) = reader.top("optimizer") else { return };
+        let Some(wrapper) = reader.top("optimizer") else { return };
+        let optimizer = reader.get(wrapper, "optimizer_state_dict").unwrap_or(wrapper);
         let Some(groups) = reader.get(optimizer, "param_groups") else { return };
+        let flat = reader.get(wrapper, "fp32_groups_flat");
+        let masters = match flat {
+            Some(_) => reader.list(flat),
+            None => {
+                let groups = reader.list(reader.get(wrapper, "fp32_groups"));
+                groups.into_iter().flat_map(|group| reader.list(Some(group))).collect()
+            }
+        };
+        for (number, id) in (0..).zip(masters) {
+            match reader.tensor(&format!("optimizer.{MASTER}.{number}"), id) {
+                Some(tensor) => self.plain_optimizer.push((MASTER.to_owned(), number, tensor)),
+                None => self.left_out += 1,
+            }
+        }
         let counts = reader.list(Some(groups)).into_iter().map(|group| {
             let params = reader.get(group, "params")?;
             Some(reader.torch.values().sequence(params)?.count())
         });
-        self.optimizer_params = counts.sum();
+        self.optimizer_params = flat.is_none().then(|| counts.sum()).flatten();
         let states = reader.get(optimizer, "state");
         for (number, states) in reader.items(states) {
             let Ok(number) = number.parse::<u64>() else { continue };
@@ -350,9 +370,9 @@ impl ZeroStates {
             };
         }
         let groups = reader.list(Some(fp32));
-        let masters = groups.iter().map(|id| reader.tensor("fp32_param", *id)).collect::<Vec<_>>();
+        let masters = groups.iter().map(|id| reader.tensor(MASTER, *id)).collect::<Vec<_>>();
         let group_count = masters.len();
-        states.flats.insert("fp32_param".to_owned(), masters);
+        states.flats.insert(MASTER.to_owned(), masters);
         let inner = if is_stage3 { "optimizer_state_dict" } else { "base_optimizer_state" };
         states.read_moments(reader.get(zero, inner), group_count, &mut reader);
         let mappings = reader.get(zero, "param_slice_mappings");

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::extent::numel;
 use crate::formats::{Located, OpenError, OpenOptions};
 use crate::io::FileSet;
 use crate::layout::Fact;
@@ -14,12 +15,9 @@ use crate::tensor::{LogicalTensor, Merge, StoredTensor};
 use super::info::Info;
 use super::pipeline::{LayerNames, split_layer};
 use super::ranks::{Layer, Run, Weights, add};
-use super::states::{self, ModelStates};
+use super::states::{self, MASTER, ModelStates};
 use super::zero::{self, Moment, Moments};
 use super::{FORMAT, universal};
-
-/// The state of the fp32 masters.
-const MASTER: &str = "fp32_param";
 
 /// A master or moment with the rank that holds it.
 struct Held {
@@ -40,7 +38,7 @@ pub(super) struct Whole<'a> {
     /// Tensors without a name that ranks would share.
     unnamed: Vec<(Name, LogicalTensor)>,
     notes: Vec<String>,
-    problems: Vec<Problem>,
+    pub(super) problems: Vec<Problem>,
     left_out: usize,
     shards: usize,
     writer: Option<String>,
@@ -50,6 +48,20 @@ pub(super) struct Whole<'a> {
 fn is_buffer(name: &str, stored: &StoredTensor) -> bool {
     let is_mask = stored.dtype().size() == 1 && name.ends_with(".bias");
     name.ends_with("inv_freq") || name.ends_with(".masked_bias") || is_mask
+}
+
+/// The shape of a parameter of so many elements in its layer's file; what ties modules has a name of its own.
+fn layer_shape(layers: &[Layer], tp: u64, param: &str, count: u64) -> Option<Vec<u64>> {
+    let (number, key) = match split_layer(param) {
+        Some((number, key)) => (Some(number), key),
+        None => (None, param.strip_prefix("tied_modules.")?.split_once('.')?.1),
+    };
+    let of_rank = layers.iter().filter(|layer| layer.tp == tp);
+    let mut held = of_rank
+        .filter(|layer| number.is_none_or(|number| layer.number == number))
+        .flat_map(|layer| &layer.tensors)
+        .filter(|(name, tensor)| &**name == key && numel(tensor.shape()) == Some(count));
+    held.next().map(|(_, tensor)| tensor.shape().to_vec())
 }
 
 impl<'a> Whole<'a> {
@@ -101,7 +113,11 @@ impl<'a> Whole<'a> {
     }
 
     /// Reads the optimizer's partitions, or what a universal checkpoint has made of them.
-    pub(super) fn read_masters(&mut self, files: &mut FileSet) -> Result<(), OpenError> {
+    pub(super) fn read_masters(
+        &mut self,
+        layers: &[Layer],
+        files: &mut FileSet,
+    ) -> Result<(), OpenError> {
         let run = self.run;
         if let Some(root) = &run.folder.universal {
             let params = run.firsts().flat_map(|(_, model)| model.params());
@@ -123,7 +139,22 @@ impl<'a> Whole<'a> {
             let Some(model) = run.models.get(mp).and_then(|models| models.first()) else {
                 continue;
             };
-            if model.param_shapes.is_empty() {
+            let (stage, tp) = run.coord(*mp);
+            let ranks: Vec<_> = ranks.iter().collect();
+            let mut by_slices = None;
+            // Ranks with experts have other parameters by the same names.
+            if model.param_shapes.is_empty() && run.folder.expert_optimizers.is_empty() {
+                let weight = |param: &str, count| match &model.module {
+                    Some(module) => {
+                        let mut named = module.iter().filter(|(name, _)| &**name == param);
+                        named.next().map(|(_, tensor)| tensor.shape().to_vec())
+                    }
+                    None => layer_shape(layers, tp, param, count),
+                };
+                by_slices = zero::shapes_by_slices(&ranks, weight);
+            }
+            let shapes = by_slices.as_deref().unwrap_or(&model.param_shapes);
+            if shapes.is_empty() {
                 let message = "holds no param_shapes, which the optimizer's partitions need";
                 self.problems.push(Problem {
                     file: Some(model.path.clone()),
@@ -132,14 +163,17 @@ impl<'a> Whole<'a> {
                 });
                 continue;
             }
-            let (stage, tp) = run.coord(*mp);
-            let ranks: Vec<_> = ranks.iter().collect();
-            self.hold(stage, tp, zero::moments(model, &ranks));
+            self.hold(stage, tp, zero::moments(shapes, &ranks));
         }
         Ok(())
     }
 
     fn hold(&mut self, stage: u64, tp: u64, moments: Moments) {
+        let note = "param_slice_mappings contradicts the order of param_shapes (round_robin_gradients), which is taken, as \
+                    zero_to_fp32 does; a universal conversion by ds_to_universal takes the other";
+        if moments.is_reordered && !self.notes.iter().any(|said| said == note) {
+            self.notes.push(note.to_owned());
+        }
         self.problems.extend(moments.problems);
         self.masters.extend(moments.found.into_iter().map(|moment| Held { stage, tp, moment }));
     }
@@ -253,7 +287,7 @@ impl<'a> Whole<'a> {
         for (mp, models) in &run.models {
             let (stage, tp) = run.coord(*mp);
             let ranks: Vec<_> = models.iter().collect();
-            let Moments { found, problems } = zero::frozen(&ranks);
+            let Moments { found, problems, .. } = zero::frozen(&ranks);
             self.problems.extend(problems);
             for moment in found {
                 if known.insert(moment.param.clone()) || run.tp > 1 {

@@ -2,7 +2,7 @@
 //!
 //! Facts from DeepSpeed 0.19 (`utils/zero_to_fp32.py`, `checkpoint/ds_to_universal.py`, `utils/groups.py`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::catalog::Problem;
@@ -26,14 +26,16 @@ pub(super) struct Moment {
 pub(super) struct Moments {
     pub found: Vec<Moment>,
     pub problems: Vec<Problem>,
+    /// `param_slice_mappings` says another order than `param_shapes`, which holds.
+    pub is_reordered: bool,
 }
 
-/// Puts together what the ranks hold, which come in the order of their numbers.
-pub(super) fn moments(model: &ModelStates, ranks: &[&ZeroStates]) -> Moments {
+/// Puts together what the ranks hold, which come in the order of their numbers: the parameters of every group.
+pub(super) fn moments(shapes: &[Shapes], ranks: &[&ZeroStates]) -> Moments {
     let mut moments = Moments::default();
     let states: BTreeSet<&String> = ranks.iter().flat_map(|rank| rank.flats.keys()).collect();
     for state in states {
-        let zero = Zero { model, ranks, state, moments: &mut moments };
+        let zero = Zero { shapes, ranks, state, moments: &mut moments };
         match ranks.iter().any(|rank| rank.is_stage3) {
             true => zero.stage3(),
             false => zero.stage1_and_2(),
@@ -91,6 +93,50 @@ impl Moments {
     }
 }
 
+/// The parameters of every group by what the partitions' writer says, where there are no `param_shapes`: those of a pipeline
+/// with bf16 and without ZeRO (DeepSpeed 0.19.8, `runtime/bf16_optimizer.py`). A shape that `weight` does not know is that of
+/// a vector.
+pub(super) fn shapes_by_slices(
+    ranks: &[&ZeroStates],
+    weight: impl Fn(&str, u64) -> Option<Vec<u64>>,
+) -> Option<Vec<Shapes>> {
+    let by_rank: Vec<_> = ranks.iter().map(|rank| rank.slices.as_ref()).collect::<Option<_>>()?;
+    let groups = by_rank.iter().map(|groups| groups.len()).max().unwrap_or(0);
+    let of_group = |group: usize| {
+        let mut counts: Vec<(&str, u64)> = Vec::new();
+        for slices in by_rank.iter().filter_map(|groups| groups.get(group)) {
+            let mut parts: Vec<_> = slices.iter().filter(|(_, (_, count))| *count > 0).collect();
+            parts.sort_by_key(|(_, (start, _))| *start);
+            for (param, (_, count)) in parts {
+                match counts.last_mut().filter(|(last, _)| last == param) {
+                    Some((_, held)) => *held = held.saturating_add(*count),
+                    None => counts.push((param, *count)),
+                }
+            }
+        }
+        let shape = |(param, count): (&str, u64)| {
+            (param.into(), weight(param, count).unwrap_or_else(|| vec![count]))
+        };
+        counts.into_iter().map(shape).collect()
+    };
+    Some((0..groups).map(of_group).collect())
+}
+
+/// Whether the partitions hold the parameters in this order by what their writer says. With `round_robin_gradients` ZeRO-2
+/// says where they would be without it (DeepSpeed 0.14 to 0.19, `stage_1_and_2.py`: `_link_all_hp_params`), while
+/// `param_shapes` has the order in which they are.
+fn is_in_order_of(shapes: &Shapes, slices: &[&BTreeMap<String, (u64, u64)>]) -> bool {
+    let mut said: Vec<&str> = Vec::new();
+    for slices in slices {
+        let mut parts: Vec<_> = slices.iter().filter(|(_, (_, count))| *count > 0).collect();
+        parts.sort_by_key(|(_, (start, _))| *start);
+        said.extend(parts.into_iter().map(|(param, _)| param.as_str()));
+    }
+    said.dedup();
+    let shapes = shapes.iter().filter(|(_, shape)| !shape.contains(&0));
+    shapes.map(|(param, _)| &**param).eq(said)
+}
+
 /// A partition as a vector.
 fn flat(stored: &StoredTensor, name: &str) -> Result<LogicalTensor, Trouble> {
     let count = numel(stored.shape()).unwrap_or(0);
@@ -132,7 +178,7 @@ pub(super) fn shaped_vector(
 
 /// One state of one model parallel rank.
 struct Zero<'a> {
-    model: &'a ModelStates,
+    shapes: &'a [Shapes],
     ranks: &'a [&'a ZeroStates],
     state: &'a str,
     moments: &'a mut Moments,
@@ -151,8 +197,8 @@ impl Zero<'_> {
     }
 
     /// Consecutive parameters of a group are cut into as many equal partitions as ranks share it.
-    fn stage1_and_2(self) {
-        let groups = self.model.param_shapes.iter().enumerate();
+    fn stage1_and_2(mut self) {
+        let groups = self.shapes.iter().enumerate();
         for (group, shapes) in groups.filter(|(_, shapes)| !shapes.is_empty()) {
             for sharers in self.sharers(group) {
                 let held = sharers.ranks.iter().map(|rank| self.partition(*rank, group));
@@ -191,14 +237,21 @@ impl Zero<'_> {
     }
 
     fn cut(
-        &self,
+        &mut self,
         group: usize,
         shapes: &Shapes,
         sharers: &Sharers,
         flats: &[LogicalTensor],
     ) -> Vec<(Arc<str>, Result<LogicalTensor, Trouble>)> {
-        let slices = sharers.ranks.iter().map(|rank| self.ranks[*rank].slices.as_ref()?.get(group));
-        if let Some(slices) = slices.collect::<Option<Vec<_>>>() {
+        let ranks = self.ranks;
+        let slices = sharers.ranks.iter().map(|rank| ranks[*rank].slices.as_ref()?.get(group));
+        let slices = slices.collect::<Option<Vec<_>>>();
+        let (slices, contradicting): (Option<Vec<_>>, _) = match slices {
+            Some(slices) if is_in_order_of(shapes, &slices) => (Some(slices), false),
+            slices => (None, slices.is_some()),
+        };
+        self.moments.is_reordered |= contradicting;
+        if let Some(slices) = slices {
             // The writer says where each part is.
             let tensor = |param: &Arc<str>, shape: &[u64]| {
                 let parts = slices.iter().zip(flats).filter_map(|(slices, flat)| {
@@ -273,7 +326,7 @@ impl Zero<'_> {
             Ok(LogicalTensor::concat(0, flats.collect::<Result<Vec<_>, Trouble>>()?)?)
         };
         let flats = (0..self.ranks.len()).map(of_rank).collect::<Result<Vec<_>, Trouble>>();
-        let Some((first, _)) = self.model.params().next() else { return };
+        let Some((first, _)) = self.shapes.iter().flatten().next() else { return };
         let flats = match flats {
             Ok(flats) => flats,
             Err(trouble) => return self.moments.add(self.state, first, Err(trouble)),
@@ -281,7 +334,7 @@ impl Zero<'_> {
         let ranks = flats.len() as u64;
         let mut start = 0_u64;
         let mut found = Vec::new();
-        for (param, shape) in self.model.params() {
+        for (param, shape) in self.shapes.iter().flatten() {
             let piece = numel(shape).unwrap_or(0).div_ceil(ranks);
             let parts = flats.iter().map(|flat| flat.slice(0, start, piece));
             let tensor = parts

@@ -64,11 +64,11 @@ impl Group {
         })
     }
 
-    fn takes(&self, param: &Param, rule: Decay) -> bool {
+    fn takes(&self, param: &Param, rule: Decay, is_mislabelled: bool) -> bool {
         let is = |says: Option<bool>, is: bool| says.is_none_or(|says| says == is);
         let is_muon = param.weight.shape().len() == 2 && !param.is_embedding();
         !self.params.is_empty()
-            && is(self.decays, rule.holds(param))
+            && is(self.decays, rule.holds(param) != is_mislabelled)
             && is(self.is_expert, param.is_expert())
             && is(self.is_decoupled, param.is_embedding())
             && is(self.is_muon, is_muon)
@@ -129,8 +129,15 @@ pub(super) fn assign(
 ) -> Result<Vec<Vec<usize>>, String> {
     let mut first_error = None;
     let mut found: Option<Vec<Vec<usize>>> = None;
-    for rule in Decay::ALL {
-        let assigned = by_rule(params, groups, rule).and_then(|assigned| {
+    // Before core 0.14 each stage of a pipeline has its groups in the order in which it comes by them, but takes over from a
+    // distributed checkpoint what the first stage says of its own: only the parameters tell then what a group is.
+    let labels =
+        [false, true].into_iter().flat_map(|are_wrong| Decay::ALL.map(|rule| (rule, are_wrong)));
+    for (rule, are_wrong) in labels {
+        if are_wrong && found.is_some() {
+            break;
+        }
+        let assigned = by_rule(params, groups, rule, are_wrong).and_then(|assigned| {
             let mut members = assigned.iter().enumerate();
             members.try_for_each(|(at, members)| fits(at, members)).map(|()| assigned)
         });
@@ -146,10 +153,16 @@ pub(super) fn assign(
     found.ok_or_else(|| first_error.unwrap_or_default())
 }
 
-fn by_rule(params: &[Param], groups: &[&Group], rule: Decay) -> Result<Vec<Vec<usize>>, String> {
+fn by_rule(
+    params: &[Param],
+    groups: &[&Group],
+    rule: Decay,
+    are_wrong: bool,
+) -> Result<Vec<Vec<usize>>, String> {
     let mut assigned = vec![Vec::new(); groups.len()];
     for (index, param) in params.iter().enumerate() {
-        let mut takers = groups.iter().enumerate().filter(|(_, group)| group.takes(param, rule));
+        let mut takers =
+            groups.iter().enumerate().filter(|(_, group)| group.takes(param, rule, are_wrong));
         match (takers.next(), takers.next()) {
             (Some((at, _)), None) => assigned[at].push(index),
             (None, _) => return Err(format!("no group is for {}", param.name)),
@@ -244,6 +257,19 @@ mod tests {
         assert_eq!(of([5, 2]).unwrap()[1], [1, 3]);
         assert_eq!(of([3, 4]).unwrap()[1], [0, 1, 3, 4]);
         assert_eq!(of([6, 1]).unwrap_err(), "0 has another number");
+    }
+
+    #[test]
+    fn groups_that_say_of_themselves_what_another_stage_does_are_told_by_their_parameters() {
+        let flat_first = [vec![1, 3, 4], vec![0, 2, 5, 6]];
+        let fits = |at: usize, members: &[usize]| {
+            (members == flat_first[at]).then_some(()).ok_or_else(|| "other shapes".to_owned())
+        };
+        let [none, decay] =
+            [true, false].map(|decays| Group { decays: Some(decays), ..group("", 0) });
+        let groups =
+            [Group { params: vec![0, 1, 2], ..none }, Group { params: vec![3, 4, 5, 6], ..decay }];
+        assert_eq!(assign(&gpt(), &groups.each_ref(), fits).unwrap(), flat_first);
     }
 
     #[test]
