@@ -15,6 +15,7 @@ pub enum Dtype {
     Float8E4M3Fnuz,
     Float8E5M2,
     Float8E5M2Fnuz,
+    Float8E8M0Fnu,
     Int64,
     Int32,
     Int16,
@@ -61,7 +62,7 @@ const fn row(
 
 /// Names and sizes as in torch 2.15 (`torch/__init__.py`, `torch/storage.py`), in the order of the enum.
 #[rustfmt::skip]
-static TABLE: [Row; 19] = [
+static TABLE: [Row; 20] = [
     row(Dtype::Float64,        "float64",         Some("DoubleStorage"),        8, Kind::Float),
     row(Dtype::Float32,        "float32",         Some("FloatStorage"),         4, Kind::Float),
     row(Dtype::Float16,        "float16",         Some("HalfStorage"),          2, Kind::Float),
@@ -70,6 +71,7 @@ static TABLE: [Row; 19] = [
     row(Dtype::Float8E4M3Fnuz, "float8_e4m3fnuz", None,                         1, Kind::Float),
     row(Dtype::Float8E5M2,     "float8_e5m2",     None,                         1, Kind::Float),
     row(Dtype::Float8E5M2Fnuz, "float8_e5m2fnuz", None,                         1, Kind::Float),
+    row(Dtype::Float8E8M0Fnu,  "float8_e8m0fnu",  None,                         1, Kind::Float),
     row(Dtype::Int64,          "int64",           Some("LongStorage"),          8, Kind::Integer),
     row(Dtype::Int32,          "int32",           Some("IntStorage"),           4, Kind::Integer),
     row(Dtype::Int16,          "int16",           Some("ShortStorage"),         2, Kind::Integer),

@@ -190,6 +190,8 @@ impl Drop for Place {
     fn drop(&mut self) {
         let start = self.start();
         let len = self.slot.end.load(Ordering::Relaxed) - start;
+        // Another map may have these addresses at once.
+        self.slot.start.store(1, Ordering::Release);
         // SAFETY: mapped by `take`, and `Map` hands out its bytes only for as long as it lives.
         unsafe { libc::munmap(start as *mut c_void, len) };
         self.slot.start.store(0, Ordering::Release);

@@ -33,6 +33,7 @@ pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f64]) {
         Dtype::Float8E4M3Fnuz => each(bytes, out, |[x]| E4M3FNUZ[usize::from(x)]),
         Dtype::Float8E5M2 => each(bytes, out, |[x]| E5M2[usize::from(x)]),
         Dtype::Float8E5M2Fnuz => each(bytes, out, |[x]| E5M2FNUZ[usize::from(x)]),
+        Dtype::Float8E8M0Fnu => each(bytes, out, |[x]| scale(x)),
         Dtype::Int64 => each(bytes, out, |x| i64::from_le_bytes(x) as f64),
         Dtype::Int32 => each(bytes, out, |x| f64::from(i32::from_le_bytes(x))),
         Dtype::Int16 => each(bytes, out, |x| f64::from(i16::from_le_bytes(x))),
@@ -56,6 +57,7 @@ pub(super) fn rounded(dtype: Dtype, value: f64) -> f64 {
         Dtype::Float8E4M3Fnuz => (3, -7, 240.0),
         Dtype::Float8E5M2 => (2, -14, 57344.0),
         Dtype::Float8E5M2Fnuz => (2, -15, 57344.0),
+        Dtype::Float8E8M0Fnu => (0, -127, scale(0xfe)),
         _ => return value,
     };
     if value == 0.0 || !value.is_finite() {
@@ -114,6 +116,14 @@ fn float16(bits: u16) -> f32 {
     let denormal = (f32::from_bits(0.5f32.to_bits() | magnitude) - 0.5).to_bits();
     let magnitude = if magnitude < 0x0400 { denormal } else { normal };
     f32::from_bits(magnitude | (bits & 0x8000) << 16)
+}
+
+/// An exponent with a bias of 127 and nothing else: the scale of a block of smaller numbers (OCP Microscaling Formats 1.0).
+fn scale(exponent: u8) -> f64 {
+    match exponent {
+        0xff => f64::NAN,
+        _ => f64::from_bits((1023 - 127 + u64::from(exponent)) << 52),
+    }
 }
 
 /// How a `float8` format treats the codes that are no ordinary numbers.

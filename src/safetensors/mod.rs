@@ -140,7 +140,7 @@ static DTYPES: [(&str, u64, Option<Dtype>); 22] = [
     ("F8_E5M2",     8,  Some(Dtype::Float8E5M2)),
     ("F8_E4M3FNUZ", 8,  Some(Dtype::Float8E4M3Fnuz)),
     ("F8_E5M2FNUZ", 8,  Some(Dtype::Float8E5M2Fnuz)),
-    ("F8_E8M0",     8,  None),
+    ("F8_E8M0",     8,  Some(Dtype::Float8E8M0Fnu)),
     ("F6_E2M3",     6,  None),
     ("F6_E3M2",     6,  None),
     ("F4",          4,  None),

@@ -20,7 +20,7 @@ use super::simd::Isa;
 use super::{BLOCK, Side, Stats, compare_block, compare_block_with, general, plain, rounded, size};
 use crate::dtype::Dtype;
 
-const ALL: [Dtype; 19] = [
+const ALL: [Dtype; 20] = [
     Dtype::Float64,
     Dtype::Float32,
     Dtype::Float16,
@@ -29,6 +29,7 @@ const ALL: [Dtype; 19] = [
     Dtype::Float8E4M3Fnuz,
     Dtype::Float8E5M2,
     Dtype::Float8E5M2Fnuz,
+    Dtype::Float8E8M0Fnu,
     Dtype::Int64,
     Dtype::Int32,
     Dtype::Int16,
@@ -352,6 +353,16 @@ fn float8_decodes_every_pattern() {
         };
         assert_eq!(largest, documented, "{dtype}");
     }
+}
+
+#[test]
+fn a_float8_that_is_a_scale_is_a_power_of_two() {
+    let mut values = [0.0; CHUNK];
+    decode_chunk(Dtype::Float8E8M0Fnu, &[0, 1, 127, 130, 254, 255], &mut values);
+    assert_eq!(values[..5], [2f64.powi(-127), 2f64.powi(-126), 1.0, 8.0, 2f64.powi(127)]);
+    assert!(values[5].is_nan());
+    assert_eq!(rounded(Dtype::Float8E8M0Fnu, 5.9), 4.0);
+    assert_eq!(rounded(Dtype::Float8E8M0Fnu, 6.1), 8.0);
 }
 
 #[test]

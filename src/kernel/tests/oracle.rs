@@ -144,6 +144,8 @@ fn real(dtype: Dtype, bytes: &[u8]) -> Result<Number, f64> {
         }
         Dtype::Float8E4M3Fnuz => float8(bytes[0], 3, 8, |code| code == 0x80, |_| false),
         Dtype::Float8E5M2Fnuz => float8(bytes[0], 2, 16, |code| code == 0x80, |_| false),
+        Dtype::Float8E8M0Fnu if bytes[0] == 0xff => f64::NAN,
+        Dtype::Float8E8M0Fnu => 2f64.powi(i32::from(bytes[0]) - 127),
     };
     if value.is_finite() { Ok(Number::from_f64(value)) } else { Err(value) }
 }
