@@ -62,12 +62,12 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
     }
     let width = catalog.tensors.keys().map(|name| name.as_str().len()).max().unwrap_or(0);
     let width = width.clamp(6, WIDEST);
-    let heading = format!("{:width$}  {:14}  {:20}  shards", "tensor", "dtype", "shape");
+    let heading = format!("{:width$}  {:15}  {:20}  shards", "tensor", "dtype", "shape");
     writeln!(out, "\n{}", style.heading(&heading))?;
     for (name, Entry { tensor, .. }) in &catalog.tensors {
         let shape = shape(tensor.shape());
         let shards = shards_text(catalog, tensor);
-        writeln!(out, "{name:width$}  {:14}  {shape:20}  {shards}", tensor.dtype())?;
+        writeln!(out, "{name:width$}  {:15}  {shape:20}  {shards}", tensor.dtype())?;
     }
     for (name, tied) in &catalog.tied {
         writeln!(out, "{name:width$}  tied to {}", tied.to)?;
