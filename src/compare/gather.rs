@@ -8,7 +8,7 @@ use crate::io::{FileId, FileSet, Region};
 use crate::kernel::transpose;
 use crate::tensor::{ByteOrder, Piece};
 
-use super::maps::Maps;
+use super::maps::{MAPPED, Maps};
 
 /// Most bytes of one read. Above a mebibyte nothing is won; below a quarter of one it costs.
 const READ: usize = 1 << 20;
@@ -321,7 +321,6 @@ struct Window<'a> {
 impl<'a> Window<'a> {
     /// Bytes of a read from which on the call costs little beside the copy.
     const LONG: usize = 64 << 10;
-    const BYTES: u64 = 8 << 20;
 
     fn new(reader: &Reader<'a>, reads: &Reads<'_>, offset: u64) -> Self {
         let Reader { files, piece, element } = *reader;
@@ -338,7 +337,7 @@ impl<'a> Window<'a> {
         let wanted = Region { file: self.file, offset, len: len as u64 };
         if self.seen < offset + wanted.len && offset < self.end {
             self.close()?;
-            let ahead = Region { len: Self::BYTES.min(self.end - offset), ..wanted };
+            let ahead = Region { len: MAPPED.min(self.end - offset), ..wanted };
             self.seen = offset + ahead.len;
             self.maps = Maps::one(self.files, ahead);
         }

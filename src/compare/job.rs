@@ -15,15 +15,12 @@ use crate::tensor::{LogicalTensor, Merge, Piece};
 
 use super::copies::{Copies, Failure, Work};
 use super::gather::{Band, Element, LINE, Source, gather, run_of};
-use super::maps::Maps;
+use super::maps::{MAPPED, Maps};
 use super::{ReadError, bytes_to_compare};
 
 /// Bytes of one side that are compared at a time, or a block where that is more: both sides stay in a core's second
 /// cache. Half as many are no faster.
 const PART_BYTES: u64 = 512 << 10;
-
-/// Most bytes of one side of a unit: a map of so many costs little to make.
-const UNIT_BYTES: u64 = 8 << 20;
 
 /// Units for each thread at least, where there is enough for that: one of them is little to wait for at the end.
 const UNITS_PER_THREAD: u64 = 8;
@@ -32,7 +29,7 @@ const UNITS_PER_THREAD: u64 = 8;
 pub(super) fn unit_bytes(pairs: &[Pair]) -> u64 {
     let threads = rayon::current_num_threads() as u64;
     let bytes = bytes_to_compare(pairs) / 2 / (threads * UNITS_PER_THREAD);
-    bytes.clamp(PART_BYTES, UNIT_BYTES)
+    bytes.clamp(PART_BYTES, MAPPED)
 }
 
 /// Most bytes of the bands of a thread, all copies of both sides together.

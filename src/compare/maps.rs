@@ -10,6 +10,9 @@ use crate::tensor::Piece;
 use super::copies::Failure;
 use super::gather::{DENSITY, Element};
 
+/// Bytes of a map from which on it costs little to make.
+pub(super) const MAPPED: u64 = 8 << 20;
+
 /// Spans of files in memory.
 #[derive(Default)]
 pub(super) struct Maps(Vec<(Region, Map)>);

@@ -1,11 +1,12 @@
 //! Pairs -> statistics: one streaming pass over fixed logical blocks.
 //!
 //! A unit of work is some consecutive blocks of one pair. Both sides are looked at in the page cache where that pays and
-//! they lie there as they are compared (`maps.rs`), or else gathered into dense buffers that each thread keeps; every further copy is laid over the first one and compared with it bit by bit, and the
-//! kernel sees block after block. Where copies differ and their [`Merge`] makes a value of them all, the block that the
-//! kernel sees is that value, held in `f64`. The blocks' statistics are folded in block order, so the result has the
-//! same bits for any number of threads and any layout of either side. Memory: threads x a few blocks, or
-//! threads x `BAND_BYTES` where a side is stored with its rows across the file.
+//! they lie there as they are compared (`maps.rs`), or else gathered into dense buffers that each thread keeps; every
+//! further copy is laid over the first one and compared with it bit by bit, and the kernel sees block after block. Where
+//! copies differ and their [`Merge`] makes a value of them all, the block that the kernel sees is that value, held in
+//! `f64`. The blocks' statistics are folded in block order, so the result has the same bits for any number of threads and
+//! any layout of either side. Memory: threads x a few blocks, or threads x `BAND_BYTES` where a side is stored with its
+//! rows across the file; besides, pages of the files that are looked at, which the system may take back.
 
 mod copies;
 mod findings;

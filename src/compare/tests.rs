@@ -348,10 +348,11 @@ fn a_file_that_shrinks_while_it_is_looked_at_is_an_error() {
     let tensor = LogicalTensor::from_stored(&stored, "weight");
     let range = 0..tensor.numel();
     let (shape, pieces) = (tensor.shape(), tensor.pieces());
-    let maps = Maps::of(&disk.files, shape, pieces, Element::of(dtype), &range);
-    // Nothing is mapped where the system cannot, or took too long for it.
-    let Some(bytes) = maps.bytes(disk.region) else { return };
-    assert!(bytes == disk.bytes);
+    let maps = || Maps::of(&disk.files, shape, pieces, Element::of(dtype), &range);
+    // A system that is slow at times maps it sooner or later; one that never does cannot lose it.
+    let mut tries = std::iter::repeat_with(maps).take(1000);
+    let Some(maps) = tries.find(|maps| maps.bytes(disk.region).is_some()) else { return };
+    assert!(maps.bytes(disk.region).unwrap() == disk.bytes);
     assert!(maps.check(&disk.files).is_ok());
     disk.file.as_file().set_len(1 << 20).unwrap();
     assert!(maps.bytes(disk.region).unwrap().ends_with(&[0; 1 << 20]));

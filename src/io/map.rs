@@ -240,12 +240,10 @@ extern "C" fn on_bus_error(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void)
         }
     }
     // The instruction is tried again, and fails again.
-    let default = libc::SIG_DFL;
-    // SAFETY: what the system gave as the former action, or else all zeros with the default one.
+    // SAFETY: what the system gave as the former action, or else all zeros, which is the default one.
     unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = default;
-        let previous = PREVIOUS.get().unwrap_or(&action);
+        let default: libc::sigaction = std::mem::zeroed();
+        let previous = PREVIOUS.get().unwrap_or(&default);
         libc::sigaction(libc::SIGBUS, previous, ptr::null_mut());
     }
 }

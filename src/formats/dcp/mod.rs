@@ -216,7 +216,12 @@ impl Reading {
         left: &mut usize,
         options: &OpenOptions,
     ) {
-        let Ok(torch) = checkpoint.object(key, &self.catalog.files) else { return };
+        let torch = match checkpoint.object(key, &self.catalog.files) {
+            Ok(torch) => torch,
+            Err(error) => {
+                return self.catalog.problems.push(Problem::of_tensor(&**key, &error));
+            }
+        };
         let (tensors, problems) = tensors_of(&torch, Path::new(&**key));
         self.catalog.problems.extend(problems);
         for (below, stored) in tensors {

@@ -105,12 +105,10 @@ pub(super) fn shapes_by_slices(
     let of_group = |group: usize| {
         let mut counts: Vec<(&str, u64)> = Vec::new();
         for slices in by_rank.iter().filter_map(|groups| groups.get(group)) {
-            let mut parts: Vec<_> = slices.iter().filter(|(_, (_, count))| *count > 0).collect();
-            parts.sort_by_key(|(_, (start, _))| *start);
-            for (param, (_, count)) in parts {
-                match counts.last_mut().filter(|(last, _)| last == param) {
-                    Some((_, held)) => *held = held.saturating_add(*count),
-                    None => counts.push((param, *count)),
+            for (param, count) in in_order(slices) {
+                match counts.last_mut().filter(|(last, _)| *last == param) {
+                    Some((_, held)) => *held = held.saturating_add(count),
+                    None => counts.push((param, count)),
                 }
             }
         }
@@ -122,16 +120,19 @@ pub(super) fn shapes_by_slices(
     Some((0..groups).map(of_group).collect())
 }
 
+/// The parts of parameters in a partition and their elements, from front to back; without those of none.
+fn in_order(slices: &BTreeMap<String, (u64, u64)>) -> Vec<(&str, u64)> {
+    let mut parts: Vec<_> = slices.iter().filter(|(_, (_, count))| *count > 0).collect();
+    parts.sort_by_key(|(_, (start, _))| *start);
+    parts.into_iter().map(|(param, (_, count))| (param.as_str(), *count)).collect()
+}
+
 /// Whether the partitions hold the parameters in this order by what their writer says. With `round_robin_gradients` ZeRO-2
 /// says where they would be without it (DeepSpeed 0.14 to 0.19, `stage_1_and_2.py`: `_link_all_hp_params`), while
 /// `param_shapes` has the order in which they are.
 fn is_in_order_of(shapes: &Shapes, slices: &[&BTreeMap<String, (u64, u64)>]) -> bool {
-    let mut said: Vec<&str> = Vec::new();
-    for slices in slices {
-        let mut parts: Vec<_> = slices.iter().filter(|(_, (_, count))| *count > 0).collect();
-        parts.sort_by_key(|(_, (start, _))| *start);
-        said.extend(parts.into_iter().map(|(param, _)| param.as_str()));
-    }
+    let mut said: Vec<&str> =
+        slices.iter().flat_map(|slices| in_order(slices)).map(|(param, _)| param).collect();
     said.dedup();
     let shapes = shapes.iter().filter(|(_, shape)| !shape.contains(&0));
     shapes.map(|(param, _)| &**param).eq(said)
