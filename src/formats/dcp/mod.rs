@@ -176,8 +176,13 @@ impl Reading {
         wanted: impl Fn(&str) -> bool,
         options: &OpenOptions,
     ) {
-        let keys: Vec<&Arc<str>> =
-            checkpoint.metadata.objects.keys().filter(|key| wanted(key)).take(OBJECTS).collect();
+        let mut wanted = checkpoint.metadata.objects.keys().filter(|key| wanted(key));
+        let keys: Vec<&Arc<str>> = wanted.by_ref().take(OBJECTS).collect();
+        if let Some(key) = wanted.next() {
+            let message =
+                format!("not read, as all after {OBJECTS} objects: they may hold tensors");
+            self.catalog.problems.push(Problem::of_tensor(&**key, &message));
+        }
         let files = &self.catalog.files;
         let read = keys.par_iter().map(|key| {
             let torch = checkpoint.object(key, files)?;
