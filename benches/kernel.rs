@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use ckptcmp::dtype::Dtype;
+use ckptcmp::base::dtype::Dtype;
 use ckptcmp::kernel::{BLOCK, Isa, Side, compare_block_with};
 
 /// What a case compares.

@@ -14,40 +14,34 @@
 //!   threads and CPU.
 //!
 //! ```text
-//! path ─► formats ─► torch ─► layout (names, unfuse, number, merge) ─► Catalog ─► canonical, pairing ─► compare ─► verdict ─► report
-//!         where?     what     which part of what?                        ▲        the same names?       gather,
-//!                    lies                                        the one type                           kernel
-//!                    there?                                      at the centre
+//! path ─► formats ─► containers ─► layout ─► Catalog ─► dialects, pairing ─► compare ─► judge ─► report
+//!         where?     what lies     which       ▲        the same names?       gather,
+//!                    there?        part?   the one type at the centre         kernel
 //! ```
-//! Beside `torch` stand [`dcp`], [`safetensors`] and [`zarr`], whose tensors are whole already: for them the layout only
-//! has to find layers, experts and sections (`layout/global.rs`).
 //!
 //! Left of the [`Catalog`](catalog::Catalog) everything is formats; nothing right of it knows that a format exists.
 //!
 //! # Code map, in the order of the flow
 //!
-//! | module | what lives there |
+//! | room | what lives there |
 //! |---|---|
-//! | [`dtype`], [`extent`], [`limits`] | vocabulary: element types, boxes in index space, what a file may ask for |
-//! | [`io`] | files, regions of them, positioned reads, maps of what the page cache has |
+//! | [`base`] | vocabulary: element types, boxes in index space, plain values, [`limits`](base::limits) on what a file may ask for |
+//! | [`storage`] | files, regions of them, positioned reads, maps of what the page cache has |
 //! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
-//! | [`torch`] | what `torch.save` writes: zip or stream, pickle as inert data, storages; knows nothing of ranks |
-//! | [`zarr`] | arrays of zarr version 2, chunk by chunk |
-//! | [`safetensors`] | the header of a safetensors file, checked |
-//! | [`dcp`] | what `torch.distributed.checkpoint` writes: metadata read in pieces, boxes of tensors in slices of files |
+//! | [`containers`] | what a file holds, knowing of no ranks: [`torch`](containers::torch) (zip or stream, pickle as inert data), [`safetensors`](containers::safetensors), [`dcp`](containers::dcp), [`zarr`](containers::zarr) |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites; [`names::families`] for those that are not Megatron's |
-//! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging; [`layout::cuts`] for GPT-NeoX and its like |
+//! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
 //! | [`catalog`] | what a checkpoint holds |
-//! | [`formats`] | a path in, a catalog out; one file a format |
-//! | [`canonical`] | a catalog of another dialect beside one of Megatron's -> the same names and shapes, as views |
+//! | [`formats`] | a path in, a catalog out; one folder a format |
+//! | [`dialects`] | a catalog of another dialect beside one of Megatron's -> the same names and shapes, as views |
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
 //! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
-//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; values made of several copies; [`compare::survey`] of one side alone; [`compare::metrics`] |
-//! | [`verdict`] | statistics -> identical, equal, different or trouble -> exit code |
+//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |
+//! | [`judge`] | statistics -> identical, equal, different or trouble -> exit code |
 //! | [`report`] | a finished comparison or check -> screen, JSON; a catalog -> inspection |
 //! | [`cli`], [`run`] | typed flags; the pipeline on one screen |
 //!
-//! Where to go for a change: a new format is a file and a row in [`formats`]; a new layout rule is a line in
+//! Where to go for a change: a new format is a folder and a row in [`formats`]; a new layout rule is a line in
 //! [`layout::rules`] or [`layout::cuts`]; a new grouping or packing of an optimizer is a rule in `formats/megatron_torch/groups.rs` or
 //! `buffer_plan.rs`; a new spelling of a name is a line in [`names::megatron`]; a model of
 //! Hugging Face's is a `model_type` or some rows in [`names::families`]; a tensor that is stored fused is a row in
@@ -57,15 +51,15 @@
 //! # Invariants
 //!
 //! - A module uses only names to its left in the flow; `tests/tidy.rs` holds the table.
-//! - Nothing from a file is looked up or run: a pickle becomes an arena of plain values ([`torch::Values`]).
-//! - Sizes and offsets from files are `u64`, bounded by [`limits`] at the gate ([`tensor::StoredTensor::new`],
-//!   [`layout::Facts::size`]) and checked before anything is allocated.
+//! - Nothing from a file is looked up or run: a pickle becomes an arena of plain values ([`containers::torch::Values`]).
+//! - Sizes and offsets from files are `u64`, bounded by [`base::limits`] at the gate ([`tensor::StoredTensor::new`],
+//!   [`layout::RunArgs::size`]) and checked before anything is allocated.
 //! - Pieces are proven to tile a shape before a tensor enters a catalog.
 //! - No rule for a name that has more than one shard is an error that names it, never "replicated".
 //! - One bad tensor is a problem in the catalog and the rest is still compared (exit code 2); a checkpoint that
 //!   cannot be put together is an error (2); a difference is a result (1).
 //! - Partial statistics are folded by block index; nothing floating goes through an unordered reduction.
-//! - Only `report`, `main` and [`complain`] write to the terminal.
+//! - Only `report` and `main` write to the terminal.
 //!
 //! # Example
 //!
@@ -81,38 +75,23 @@
 //! let (a, b) = (open("tp1")?, open("tp2")?);
 //! let pairing = pairing::pair(&a, &b, &pairing::Selection::default());
 //! let tensors = compare::compare(&pairing.pairs, [&a.files, &b.files], false, &AtomicU64::new(0));
-//! assert!(tensors.iter().all(|tensor| ckptcmp::verdict::of_tensor(tensor).exit_code() == 0));
+//! assert!(tensors.iter().all(|tensor| ckptcmp::judge::verdict::of_tensor(tensor).exit_code() == 0));
 //! # Ok::<(), formats::OpenError>(())
 //! ```
 
-pub mod canonical;
+pub mod base;
 pub mod catalog;
 pub mod cli;
 pub mod compare;
-pub mod dcp;
-pub mod dtype;
-pub mod extent;
+pub mod containers;
+pub mod dialects;
 pub mod formats;
-pub mod io;
+pub mod judge;
 pub mod kernel;
 pub mod layout;
-pub mod limits;
 pub mod names;
 pub mod pairing;
 pub mod report;
 pub mod run;
-pub mod safetensors;
+pub mod storage;
 pub mod tensor;
-pub mod torch;
-pub mod verdict;
-pub mod zarr;
-
-/// Says on standard error what went wrong, a line for every cause, each with the program's name in front.
-pub fn complain(text: &str) {
-    use std::io::Write;
-    let mut stderr = std::io::stderr().lock();
-    for line in text.lines() {
-        // Where even standard error is gone there is nobody left to tell.
-        let _ = writeln!(stderr, "ckptcmp: {}", names::printable(line));
-    }
-}

@@ -9,15 +9,15 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 
-use crate::canonical;
 use crate::catalog::{Catalog, Problem, Section};
 use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
 use crate::compare::metrics::{self, ONE_MINUS_COS};
 use crate::compare::{Outcome, bytes_to_compare, compare};
+use crate::dialects;
 use crate::formats;
+use crate::judge::verdict::{self, Verdict};
 use crate::pairing::{Selection, pair, settle_positions};
 use crate::report::{self, Report, SIDES, SideReport, Style, progress};
-use crate::verdict::{self, Verdict};
 
 use self::result::Destination;
 
@@ -46,8 +46,8 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
         pool = pool.num_threads(threads.get());
     }
     let report = pool.build().context("cannot start threads")?.install(|| {
-        let tells_small_angles = metrics.iter().any(|metric| metric.name == ONE_MINUS_COS);
-        compared(args, &selection, tells_small_angles)
+        let exact_one_minus_cos = metrics.iter().any(|metric| metric.name == ONE_MINUS_COS);
+        compared(args, &selection, exact_one_minus_cos)
     })?;
 
     print_problems(&report, !args.include.is_empty() || !args.exclude.is_empty());
@@ -74,11 +74,15 @@ fn unless_closed(written: io::Result<()>) -> io::Result<()> {
     written.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
-fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool) -> Result<Report> {
+fn compared(
+    args: &CompareArgs,
+    selection: &Selection,
+    exact_one_minus_cos: bool,
+) -> Result<Report> {
     let (a, b) = rayon::join(|| open(0, &args.a, args), || open(1, &args.b, args));
     let (mut a, mut b) = (a?, b?);
-    let given = [0, 1].map(|side| args.input.facts(side));
-    canonical::agree(&mut a, &mut b, given.each_ref().map(Vec::as_slice));
+    let given = [0, 1].map(|side| args.input.run_args(side));
+    dialects::agree(&mut a, &mut b, given.each_ref().map(Vec::as_slice));
     settle_positions(&mut a, &mut b);
     for side in [&mut a, &mut b] {
         side.problems.retain(|problem| !selection.leaves_out(problem));
@@ -86,7 +90,7 @@ fn compared(args: &CompareArgs, selection: &Selection, tells_small_angles: bool)
     let pairing = pair(&a, &b, selection);
     let total = bytes_to_compare(&pairing.pairs);
     let tensors = progress::with_progress(total, !args.quiet, |done| {
-        compare(&pairing.pairs, [&a.files, &b.files], tells_small_angles, done)
+        compare(&pairing.pairs, [&a.files, &b.files], exact_one_minus_cos, done)
     });
     for (name, side) in SIDES.iter().zip([&a, &b]) {
         if let Some(path) = side.files.changed() {
@@ -152,7 +156,7 @@ fn print_problems(report: &Report, is_selective: bool) {
     });
     if report.tensors.is_empty() {
         let only = report.sides.each_ref().map(|side| side.only_here.len());
-        crate::complain(&if is_selective && only == [0, 0] {
+        crate::report::complain(&if is_selective && only == [0, 0] {
             "nothing to compare: --include and --exclude leave no name".to_owned()
         } else {
             let [a, b] = only;
@@ -165,10 +169,10 @@ fn print_problems(report: &Report, is_selective: bool) {
 fn print_list<T>(problems: &[T], text: impl Fn(&T) -> String) {
     const SHOWN: usize = 20;
     for problem in problems.iter().take(SHOWN) {
-        crate::complain(&text(problem));
+        crate::report::complain(&text(problem));
     }
     if problems.len() > SHOWN {
-        crate::complain(&format!("and {} more problems", problems.len() - SHOWN));
+        crate::report::complain(&format!("and {} more problems", problems.len() - SHOWN));
     }
 }
 

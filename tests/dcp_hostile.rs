@@ -12,8 +12,8 @@ use std::sync::atomic::AtomicU64;
 
 use ckptcmp::catalog::Section;
 use ckptcmp::formats::{self, OpenOptions};
+use ckptcmp::judge::verdict;
 use ckptcmp::pairing::{Selection, pair};
-use ckptcmp::verdict;
 
 use common::{Copied, fixture, run};
 use hostile_files::{P, counts, dict, object, text};

@@ -17,10 +17,10 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use ckptcmp::compare::{Outcome, TensorComparison};
+use ckptcmp::containers::torch::{TorchFile, ValueId};
 use ckptcmp::formats::{self, OpenOptions};
-use ckptcmp::io::FileSet;
 use ckptcmp::pairing::{Selection, pair};
-use ckptcmp::torch::{TorchFile, ValueId};
+use ckptcmp::storage::FileSet;
 
 use hostile_files::{
     Checkpoint, P, all_commands, compare, counts, dict, file, namespace, object, run, tensor,
@@ -83,7 +83,7 @@ fn objects_that_hold_themselves_or_each_other_in_chains_end() {
     let own = P::Raw([&b"cm\nNode\n)\x81q\x07}X\x04\0\0\0selfh\x07sb"[..]].concat());
     let mut chain = P::None;
     for _ in 0..200 {
-        chain = object("Link", &dict([("next", chain)]));
+        chain = object("ChainedOptimizer", &dict([("next", chain)]));
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("objects.pt");

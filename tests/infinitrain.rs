@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
 use ckptcmp::formats::{self, OpenOptions};
-use ckptcmp::{compare as comparing, pairing, verdict};
+use ckptcmp::judge::verdict;
+use ckptcmp::{compare as comparing, pairing};
 use common::{
     Copied, Run, assert_all_equal, compare, compare_with, differing, files, fixture, flip, inspect,
     names, sizes,

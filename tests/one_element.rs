@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicU64;
 
+use ckptcmp::base::dtype::Dtype;
+use ckptcmp::base::extent::Extent;
 use ckptcmp::catalog::Catalog;
 use ckptcmp::compare::{Outcome, TensorComparison, compare};
-use ckptcmp::dtype::Dtype;
-use ckptcmp::extent::Extent;
+use ckptcmp::containers::torch::{TorchFile, ValueId};
 use ckptcmp::formats::{self, OpenOptions};
-use ckptcmp::io::FileSet;
+use ckptcmp::judge::verdict::{self, Verdict};
 use ckptcmp::names::Name;
 use ckptcmp::pairing::{Pairing, Selection, pair};
+use ckptcmp::storage::FileSet;
 use ckptcmp::tensor::{ByteOrder, LogicalTensor, Piece, StoredTensor};
-use ckptcmp::torch::{TorchFile, ValueId};
-use ckptcmp::verdict::{self, Verdict};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/layouts")

@@ -7,8 +7,8 @@
 
 use std::io::Write;
 
-use ckptcmp::io::FileSet;
-use ckptcmp::torch::TorchFile;
+use ckptcmp::storage::FileSet;
+use ckptcmp::containers::torch::TorchFile;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

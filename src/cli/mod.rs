@@ -10,10 +10,11 @@ use std::str::FromStr;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ColorChoice, Parser, Subcommand};
 
+use crate::base::plain::PlainValue;
 use crate::catalog::Section;
 use crate::formats::{FORMATS, OpenOptions};
+use crate::layout::parse_run_arg;
 use crate::layout::rules::UserRule;
-use crate::layout::{Fact, parse_fact};
 use crate::report::Style;
 use crate::tensor::Merge;
 
@@ -79,7 +80,7 @@ pub struct InputArgs {
     sections: Vec<Section>,
     /// Supply or override what the checkpoint's args say, e.g. num_experts=8; a: or b: in front means that side only
     #[arg(long = "set", value_name = "[SIDE:]NAME=VALUE", help_heading = "Input")]
-    facts: Vec<SidedFact>,
+    run_args: Vec<SidedFact>,
     /// Add a sharding rule for names that end so: replicated, column, row, gated or vocab
     #[arg(long = "rule", value_name = "NAME=HOW", help_heading = "Input")]
     rules: Vec<UserRule>,
@@ -98,9 +99,10 @@ impl InputArgs {
 
     /// What is supplied about side 0 (`a`) or 1 (`b`).
     #[must_use]
-    pub fn facts(&self, side: usize) -> Vec<(String, Fact)> {
-        let facts = self.facts.iter().filter(|fact| fact.side.is_none_or(|only| only == side));
-        facts.map(|fact| (fact.name.clone(), fact.value.clone())).collect()
+    pub fn run_args(&self, side: usize) -> Vec<(String, PlainValue)> {
+        let run_args =
+            self.run_args.iter().filter(|fact| fact.side.is_none_or(|only| only == side));
+        run_args.map(|fact| (fact.name.clone(), fact.value.clone())).collect()
     }
 
     /// The options for side 0 (`a`) or 1 (`b`), with these sections unless others were asked for.
@@ -109,7 +111,7 @@ impl InputArgs {
         OpenOptions {
             sections: self.sections(sections),
             format: self.format.clone(),
-            facts: self.facts(side),
+            run_args: self.run_args(side),
             rules: self.rules.clone(),
             replicas: self.replicas,
         }
@@ -139,7 +141,7 @@ fn format_names() -> PossibleValuesParser {
 struct SidedFact {
     side: Option<usize>,
     name: String,
-    value: Fact,
+    value: PlainValue,
 }
 
 impl FromStr for SidedFact {
@@ -151,7 +153,7 @@ impl FromStr for SidedFact {
             (_, Some(rest)) => (Some(1), rest),
             (None, None) => (None, text),
         };
-        let (name, value) = parse_fact(text)?;
+        let (name, value) = parse_run_arg(text)?;
         Ok(Self { side, name, value })
     }
 }

@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::extent::{Extent, boxes_of_range, row_major};
-use crate::io::{FileId, FileSet};
+use crate::base::extent::{Extent, boxes_of_range, row_major};
 use crate::kernel::{BLOCK, Side, Stats, compare_block, rounded, widened};
+use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Merge, Piece};
 
 use super::gather::{Element, Source, gather};

@@ -1,7 +1,7 @@
 //! From what a pair came to when it was read to what is told of it.
 
-use crate::extent::Extent;
-use crate::io::{FileId, FileSet};
+use crate::base::extent::Extent;
+use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Piece};
 
 use super::copies::{Copies, Work};

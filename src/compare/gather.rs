@@ -3,9 +3,9 @@
 use std::io;
 use std::ops::Range;
 
-use crate::extent::{boxes_of_range, row_major};
-use crate::io::{FileId, FileSet, Region};
+use crate::base::extent::{boxes_of_range, row_major};
 use crate::kernel::transpose;
+use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::{ByteOrder, Piece};
 
 use super::maps::{MAPPED, Maps};

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
-use crate::dtype::Dtype;
-use crate::io::FileSet;
+use crate::base::dtype::Dtype;
 use crate::kernel::{BLOCK, ExactSums, Side, Stats, compare_block, widened};
 use crate::pairing::Pair;
+use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge, Piece};
 
 use super::copies::{Copies, Failure, Work};

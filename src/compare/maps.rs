@@ -3,8 +3,8 @@
 use std::io;
 use std::ops::Range;
 
-use crate::extent::boxes_of_range;
-use crate::io::{FileSet, LEAST_MAPPED, Map, Region};
+use crate::base::extent::boxes_of_range;
+use crate::storage::{FileSet, LEAST_MAPPED, Map, Region};
 use crate::tensor::Piece;
 
 use super::copies::Failure;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::extent;
+use crate::base::extent;
 use crate::kernel::Stats;
 
 use super::{Outcome, TensorComparison};

@@ -24,11 +24,11 @@ use std::sync::atomic::AtomicU64;
 
 use rayon::prelude::*;
 
-use crate::dtype::Dtype;
-use crate::io::FileSet;
+use crate::base::dtype::Dtype;
 use crate::kernel::Stats;
 use crate::names::Name;
 use crate::pairing::Pair;
+use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge};
 
 use job::{Job, Unit, UnitResult, unit_bytes};
@@ -120,24 +120,24 @@ impl ReplicaDifference {
 
 /// Compares all pairs; `done` counts the bytes as they are compared.
 ///
-/// With `tells_small_angles`, the few tensors whose `1 - cos` is not known to [`ANGLE_ERROR`] from the first pass
+/// With `exact_one_minus_cos`, the few tensors whose `1 - cos` is not known to [`ANGLE_ERROR`] from the first pass
 /// are read once more, for exact sums.
 #[must_use]
 pub fn compare(
     pairs: &[Pair],
     files: [&FileSet; 2],
-    tells_small_angles: bool,
+    exact_one_minus_cos: bool,
     done: &AtomicU64,
 ) -> Vec<TensorComparison> {
     let unit_bytes = unit_bytes(pairs);
     let jobs: Vec<Job<'_>> = pairs.iter().map(|pair| Job::new(pair, files, unit_bytes)).collect();
-    run_all(&jobs, files, tells_small_angles, done)
+    run_all(&jobs, files, exact_one_minus_cos, done)
 }
 
 fn run_all(
     jobs: &[Job<'_>],
     files: [&FileSet; 2],
-    tells_small_angles: bool,
+    exact_one_minus_cos: bool,
     done: &AtomicU64,
 ) -> Vec<TensorComparison> {
     let mut results: Vec<Folded> = jobs.iter().map(|_| Folded::default()).collect();
@@ -157,7 +157,7 @@ fn run_all(
     }
     let finish = |(index, (job, mut folded)): (usize, (&Job<'_>, Folded))| {
         let is_known = folded.stats.one_minus_cos_error().is_none_or(|error| error <= ANGLE_ERROR);
-        if tells_small_angles && !is_known && folded.error.is_none() {
+        if exact_one_minus_cos && !is_known && folded.error.is_none() {
             match job.exact_sums(index, files) {
                 Ok(sums) => folded.one_minus_cos = sums.one_minus_cos(),
                 Err(error) => folded.error = Some(error),

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::AtomicU64;
 
-use crate::io::FileSet;
 use crate::pairing::Pair;
+use crate::storage::FileSet;
 
 use super::job::{Job, UnitResult, unit_bytes};
 use super::{TensorComparison, bytes, run_all};

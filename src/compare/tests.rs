@@ -11,11 +11,11 @@ use tempfile::NamedTempFile;
 use super::gather::{Band, Element, Source, gather};
 use super::maps::Maps;
 use super::{Outcome, TensorComparison, compare};
-use crate::dtype::Dtype;
-use crate::io::{FileSet, Region};
+use crate::base::dtype::Dtype;
 use crate::kernel::BLOCK;
 use crate::names::Name;
 use crate::pairing::Pair;
+use crate::storage::{FileSet, Region};
 use crate::tensor::testing::{Maker, Model, Place, Random};
 use crate::tensor::{ByteOrder, LogicalTensor, Piece, StoredTensor};
 

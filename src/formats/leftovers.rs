@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use crate::catalog::{Catalog, Problem};
-use crate::torch;
+use crate::containers::torch;
 
 /// What the names of files with tensors in them end in.
 const ENDINGS: [&str; 7] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npy"];

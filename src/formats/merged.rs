@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::catalog::{Catalog, Entry};
 use crate::layout::rules::UserRule;
-use crate::layout::{Facts, Merged};
+use crate::layout::{Merged, RunArgs};
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
@@ -43,14 +43,14 @@ pub(super) fn tie_output_layer(
     catalog: &mut Catalog,
     prefix: &str,
     mut copy: Option<LogicalTensor>,
-    facts: &Facts,
+    run_args: &RunArgs,
 ) {
     let output = Name::new(format!("{prefix}output_layer.weight"));
     let embedding = Name::new(format!("{prefix}embedding.word_embeddings.weight"));
-    if copy.is_none() && (!facts.are_weights_tied() || catalog.tensors.contains_key(&output)) {
+    if copy.is_none() && (!run_args.are_weights_tied() || catalog.tensors.contains_key(&output)) {
         return;
     }
-    if copy.is_some() && facts.size("mtp_num_layers").is_some_and(|layers| layers > 0) {
+    if copy.is_some() && run_args.size("mtp_num_layers").is_some_and(|layers| layers > 0) {
         // The stage that predicts further tokens has its own copy; this one is not kept up (Megatron-LM
         // `language_module.py`), so it says nothing.
         catalog

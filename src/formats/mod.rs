@@ -18,13 +18,14 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Problem, Section};
-use crate::dcp::DcpError;
+use crate::containers::dcp::DcpError;
+use crate::containers::safetensors::SafetensorsError;
+use crate::containers::torch::TorchError;
 use crate::layout::rules::UserRule;
-use crate::layout::{Fact, LayoutError, RankCoord};
-use crate::safetensors::SafetensorsError;
+use crate::layout::{LayoutError, RankCoord};
 use crate::tensor::Merge;
-use crate::torch::TorchError;
 
 pub use leftovers::leftovers;
 pub use locate::{Located, locate};
@@ -60,8 +61,8 @@ pub struct OpenOptions {
     pub sections: Vec<Section>,
     /// The format, where it is not to be detected.
     pub format: Option<String>,
-    /// Facts that win over those of the checkpoint's `args`.
-    pub facts: Vec<(String, Fact)>,
+    /// RunArgs that win over those of the checkpoint's `args`.
+    pub run_args: Vec<(String, PlainValue)>,
     /// Sharding rules that win over the table.
     pub rules: Vec<UserRule>,
     /// What counts where replicas disagree, instead of what the format's own software does.
@@ -72,7 +73,7 @@ impl Default for OpenOptions {
     /// The model, as it is detected.
     fn default() -> Self {
         let sections = vec![Section::Model];
-        Self { sections, format: None, facts: Vec::new(), rules: Vec::new(), replicas: None }
+        Self { sections, format: None, run_args: Vec::new(), rules: Vec::new(), replicas: None }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::layout::Fact;
-use crate::limits::LIMITS;
-use crate::torch::{TorchFile, Value, ValueId, Values};
+use crate::base::limits::LIMITS;
+use crate::base::plain::PlainValue;
+use crate::containers::torch::{TorchFile, Value, ValueId, Values};
 
 use super::walk::Bounds;
 
@@ -13,17 +13,17 @@ pub(super) fn facts_of(
     torch: &TorchFile,
     args: ValueId,
     bounds: &mut Bounds,
-) -> Option<BTreeMap<String, Fact>> {
+) -> Option<BTreeMap<String, PlainValue>> {
     let values = torch.values();
-    let mut reader = Reader { values, left: LIMITS.facts, skips: &[] };
-    let facts = match values.mapping(args) {
-        Some(items) => reader.facts(items, 0),
-        None => reader.facts(values.attributes(args)?, 0),
+    let mut reader = Reader { values, left: LIMITS.args, skips: &[] };
+    let run_args = match values.mapping(args) {
+        Some(items) => reader.run_args(items, 0),
+        None => reader.run_args(values.attributes(args)?, 0),
     };
-    if facts.is_none() {
+    if run_args.is_none() {
         bounds.problem("", "its args are longer than those of any run");
     }
-    facts
+    run_args
 }
 
 /// Reads the entries of a dict that are state of the run.
@@ -31,7 +31,7 @@ pub(super) fn state_at(
     torch: &TorchFile,
     dict: ValueId,
     is_state: impl Fn(&str) -> bool,
-) -> BTreeMap<String, Fact> {
+) -> BTreeMap<String, PlainValue> {
     /// Entries at the top of a file: far more than any has.
     const ENTRIES: usize = 256;
     let values = torch.values();
@@ -45,7 +45,7 @@ pub(super) fn state_at(
 }
 
 /// Reads one value of the run's state; what is longer than any such value is left out as opaque.
-pub(super) fn state_of(torch: &TorchFile, id: ValueId) -> Fact {
+pub(super) fn state_of(torch: &TorchFile, id: ValueId) -> PlainValue {
     state_without(torch, id, &[])
 }
 
@@ -54,10 +54,10 @@ pub(super) fn state_without(
     torch: &TorchFile,
     id: ValueId,
     skips: &'static [&'static str],
-) -> Fact {
+) -> PlainValue {
     /// Of each value at the top: some hundred parameter groups, not what a hostile file makes of a few.
     const BYTES: usize = 1 << 20;
-    let too_long = || Fact::Opaque("longer than any such state".to_owned());
+    let too_long = || PlainValue::Opaque("longer than any such state".to_owned());
     Reader { values: torch.values(), left: BYTES, skips }.fact(id, 0).unwrap_or_else(too_long)
 }
 
@@ -69,12 +69,12 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// `None` where they are too long.
-    fn facts(
+    fn run_args(
         &mut self,
         items: impl Iterator<Item = (ValueId, ValueId)>,
         depth: usize,
-    ) -> Option<BTreeMap<String, Fact>> {
-        let mut facts = BTreeMap::new();
+    ) -> Option<BTreeMap<String, PlainValue>> {
+        let mut run_args = BTreeMap::new();
         for (key, value) in items {
             let name = match self.values.get(key) {
                 Value::Str(name) => name.to_owned(),
@@ -85,31 +85,31 @@ impl Reader<'_> {
             if self.skips.contains(&name.as_str()) {
                 continue;
             }
-            facts.insert(name, self.fact(value, depth)?);
+            run_args.insert(name, self.fact(value, depth)?);
         }
-        Some(facts)
+        Some(run_args)
     }
 
-    fn fact(&mut self, id: ValueId, depth: usize) -> Option<Fact> {
+    fn fact(&mut self, id: ValueId, depth: usize) -> Option<PlainValue> {
         /// Lists of `args` are short and flat: stages, layers; optimizers nest groups in lists in dicts.
         const DEEPEST: usize = 8;
-        self.spend(size_of::<Fact>())?;
+        self.spend(size_of::<PlainValue>())?;
         Some(match self.values.get(id) {
-            Value::None => Fact::None,
-            Value::Bool(value) => Fact::Bool(value),
-            Value::Int(value) => Fact::Int(value),
-            Value::Float(value) => Fact::Float(value),
+            Value::None => PlainValue::None,
+            Value::Bool(value) => PlainValue::Bool(value),
+            Value::Int(value) => PlainValue::Int(value),
+            Value::Float(value) => PlainValue::Float(value),
             Value::Str(text) => {
                 self.spend(text.len())?;
-                Fact::Text(text.to_owned())
+                PlainValue::Text(text.to_owned())
             }
             _ if depth >= DEEPEST => self.opaque(id),
             _ => {
                 if let Some(members) = self.values.sequence(id) {
                     let members = members.map(|id| self.fact(id, depth + 1));
-                    Fact::List(members.collect::<Option<_>>()?)
+                    PlainValue::List(members.collect::<Option<_>>()?)
                 } else if let Some(items) = self.values.mapping(id) {
-                    Fact::Map(self.facts(items, depth + 1)?)
+                    PlainValue::Map(self.run_args(items, depth + 1)?)
                 } else {
                     self.opaque(id)
                 }
@@ -117,8 +117,8 @@ impl Reader<'_> {
         })
     }
 
-    fn opaque(&self, id: ValueId) -> Fact {
-        Fact::Opaque(self.values.class_name(id).unwrap_or_default())
+    fn opaque(&self, id: ValueId) -> PlainValue {
+        PlainValue::Opaque(self.values.class_name(id).unwrap_or_default())
     }
 
     fn spend(&mut self, bytes: usize) -> Option<()> {

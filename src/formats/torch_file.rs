@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use crate::catalog::{Catalog, Entry, Origin, Problem};
-use crate::io::FileSet;
+use crate::containers::torch::{Call, TorchFile, Value, ValueId};
 use crate::names::{Name, is_vocabulary};
+use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, StoredTensor};
-use crate::torch::{Call, TorchFile, Value, ValueId};
 
 use super::walk::{Bounds, Excess, joined};
 use super::{Format, Located, OpenError, OpenOptions};

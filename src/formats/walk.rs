@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::base::limits::{ENTRY, LIMITS};
 use crate::catalog::Problem;
-use crate::limits::{ENTRY, LIMITS};
+use crate::containers::torch::{TorchFile, Value, ValueId};
 use crate::tensor::StoredTensor;
-use crate::torch::{TorchFile, Value, ValueId};
 
 use super::torch_file::key_text;
 

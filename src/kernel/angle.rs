@@ -253,7 +253,7 @@ fn power(exponent: i32) -> f64 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::dtype::Dtype;
+    use crate::base::dtype::Dtype;
 
     fn angle(a: &[f64], b: &[f64]) -> f64 {
         let bytes = |side: &[f64]| side.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>();

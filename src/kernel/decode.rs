@@ -5,7 +5,7 @@
 
 use super::lanes::Chunk;
 use super::size;
-use crate::dtype::{Dtype, Kind};
+use crate::base::dtype::{Dtype, Kind};
 
 /// Real numbers in one element: 2 for a complex dtype (real, imaginary), otherwise 1.
 pub(super) fn reals_per_element(dtype: Dtype) -> usize {

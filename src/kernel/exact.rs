@@ -9,7 +9,7 @@
 
 use super::stats::Sums;
 use super::sum::{Sum, power_of_two};
-use crate::dtype::Dtype;
+use crate::base::dtype::Dtype;
 
 /// Whether a pair of these has exact sums.
 pub(super) fn is_exact(a: Dtype, b: Dtype) -> bool {

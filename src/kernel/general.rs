@@ -14,7 +14,7 @@ use super::simd::Isa;
 use super::stats::Stats;
 use super::sum::{power_of_two, times_power_of_two};
 use super::{Side, size};
-use crate::dtype::Dtype;
+use crate::base::dtype::Dtype;
 
 /// Compares two blocks.
 pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Stats {

@@ -27,7 +27,7 @@ pub use simd::Isa;
 pub use stats::Stats;
 pub use transpose::transpose;
 
-use crate::dtype::Dtype;
+use crate::base::dtype::Dtype;
 use plain::Equality;
 
 /// Elements of a block: consecutive ones of a tensor, from a multiple of this on. The last block
@@ -114,7 +114,7 @@ fn size(dtype: Dtype) -> usize {
 /// Both sides hold the same number of whole elements: that is for the caller to see to.
 ///
 /// ```
-/// use ckptcmp::dtype::Dtype;
+/// use ckptcmp::base::dtype::Dtype;
 /// use ckptcmp::kernel::{Side, compare_block};
 /// let a = Side { dtype: Dtype::UInt8, bytes: &[3, 0, 9] };
 /// let b = Side { dtype: Dtype::Int16, bytes: &[3, 0, 4, 0, 9, 0] };

@@ -9,7 +9,7 @@ use super::lanes::{CHUNK, Chunk, Lanes, Totals};
 use super::simd::{FLOAT64, Found, Isa, ROW, form};
 use super::stats::{Stats, Sums};
 use super::{Side, size};
-use crate::dtype::Dtype;
+use crate::base::dtype::Dtype;
 
 /// Whether elements are real.
 pub(super) fn is_plain(dtype: Dtype) -> bool {

@@ -8,7 +8,7 @@ use super::sum::{Scaled, Sum};
 /// pair of real numbers that it is.
 ///
 /// ```
-/// use ckptcmp::dtype::Dtype;
+/// use ckptcmp::base::dtype::Dtype;
 /// use ckptcmp::kernel::{Side, Stats, compare_block};
 ///
 /// let a: Vec<u8> = [3.0f32, 4.0, 1.0].iter().flat_map(|x| x.to_le_bytes()).collect();

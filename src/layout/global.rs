@@ -12,7 +12,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};
 
-use crate::limits::{ENTRY, LIMITS};
+use crate::base::limits::{ENTRY, LIMITS};
 use crate::names::Name;
 use crate::names::megatron::{Canonical, Dialect, is_buffer};
 use crate::names::pattern::SuffixTable;
@@ -21,7 +21,7 @@ use crate::tensor::{LogicalTensor, TensorError};
 use super::numbering::{LayerName, LayerNumbers, excessive_index};
 use super::rules::{Rules, Sharding};
 use super::unfuse::deinterleaved;
-use super::{Assembly, Chunk, Facts, LayoutError, Merged, is_expert};
+use super::{Assembly, Chunk, LayoutError, Merged, RunArgs, is_expert};
 
 /// A whole tensor of a distributed checkpoint.
 #[derive(Debug, Clone)]
@@ -60,10 +60,10 @@ static TABLE: LazyLock<SuffixTable<Sections>> =
 /// Gives the tensors of a distributed checkpoint their canonical names and shapes; those of the optimizer become
 /// `optimizer.<state>.<name>`.
 #[must_use]
-pub fn from_global(tensors: Vec<Global>, facts: &Facts, rules: &Rules) -> Assembly {
+pub fn from_global(tensors: Vec<Global>, args: &RunArgs, rules: &Rules) -> Assembly {
     let mut assembly = Assembly::default();
     let mut parts = Parts::new();
-    let mut unbinder = Unbinder::new(facts);
+    let mut unbinder = Unbinder::new(args);
     for global in tensors {
         if is_buffer(&global.name) {
             assembly.buffers += 1;
@@ -76,8 +76,8 @@ pub fn from_global(tensors: Vec<Global>, facts: &Facts, rules: &Rules) -> Assemb
     }
     let parts = joined(parts, &mut assembly);
     let dialect = Dialect::detect(parts.keys().map(|(_, name)| name.as_str()));
-    let numbers = LayerNumbers::of_whole(facts);
-    let finisher = Finisher { dialect: &dialect, numbers: &numbers, facts, rules };
+    let numbers = LayerNumbers::of_whole(args);
+    let finisher = Finisher { dialect: &dialect, numbers: &numbers, args, rules };
     for ((state, name), part) in parts {
         let stored_name = Arc::clone(&part.stored_name);
         if let Err(error) = finisher.add(state.as_deref(), &name, part, &mut assembly) {
@@ -113,8 +113,8 @@ struct Unbinder {
 type Unbound = (String, LogicalTensor, Option<Vec<u64>>);
 
 impl Unbinder {
-    fn new(facts: &Facts) -> Self {
-        let numbers = LayerNumbers::of_whole(facts);
+    fn new(args: &RunArgs) -> Self {
+        let numbers = LayerNumbers::of_whole(args);
         Self { numbers, layers: HashMap::new(), left: LIMITS.global_metadata }
     }
 
@@ -222,7 +222,7 @@ fn unflattened(tensor: &LogicalTensor, shape: &[u64]) -> Result<LogicalTensor, L
     let part: Option<Vec<u64>> = shape.iter().zip(grid).map(part).collect();
     let part = part.filter(|part| {
         let fits = grid.len() == shape.len() && shape.len() <= MOST_AXES && !shape.is_empty();
-        fits && crate::extent::numel(part) == Some(*flat)
+        fits && crate::base::extent::numel(part) == Some(*flat)
     });
     let Some(part) = part else { return Err(no_grid()) };
     if tensor.numel() == 0 {
@@ -331,7 +331,7 @@ fn join_sections(parts: Vec<Part>) -> Result<Part, LayoutError> {
 struct Finisher<'a> {
     dialect: &'a Dialect,
     numbers: &'a LayerNumbers,
-    facts: &'a Facts,
+    args: &'a RunArgs,
     rules: &'a Rules,
 }
 
@@ -360,7 +360,7 @@ impl Finisher<'_> {
             tensor = as_the_weight(tensor, assembly.tensors.get(&Name::new(name.as_str())))?;
         }
         if sharding == Some(Sharding::Gated) {
-            tensor = deinterleaved(&name, tensor, self.facts, self.shares(&name))?;
+            tensor = deinterleaved(&name, tensor, self.args, self.shares(&name))?;
         }
         let name = Name::new(match state {
             Some(state) => format!("optimizer.{state}.{name}"),
@@ -389,8 +389,8 @@ impl Finisher<'_> {
 
     /// Ranks that shared the first linear of an MLP.
     fn shares(&self, name: &str) -> u64 {
-        let dense = self.facts.size("tensor_model_parallel_size");
-        let routed = self.facts.size("expert_tensor_parallel_size").filter(|_| is_expert(name));
+        let dense = self.args.size("tensor_model_parallel_size");
+        let routed = self.args.size("expert_tensor_parallel_size").filter(|_| is_expert(name));
         routed.or(dense).unwrap_or(1)
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::limits::LIMITS;
+use crate::base::limits::LIMITS;
 
-use super::{Chunk, Facts, LayoutError};
+use super::{Chunk, LayoutError, RunArgs};
 
 /// A rank of the model: its coordinates along each axis that shows in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -55,7 +55,7 @@ impl RankName {
 
 /// What the numbers behind the tensor parallel rank mean in one checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Naming {
+pub enum FolderNaming {
     /// `mp_rank_TT`.
     Tp,
     /// `mp_rank_TT_PPP`.
@@ -66,24 +66,24 @@ pub enum Naming {
     TpPpEp,
 }
 
-impl Naming {
+impl FolderNaming {
     /// What the numbers mean, as the number of them and `args` tell; `None` where only the contents can.
     ///
     /// # Errors
     /// Folders with different numbers of parts.
-    pub fn of(names: &[RankName], facts: &Facts) -> Result<Option<Self>, LayoutError> {
+    pub fn of(names: &[RankName], args: &RunArgs) -> Result<Option<Self>, LayoutError> {
         let counts: BTreeSet<usize> = names.iter().map(|name| name.suffixes.len()).collect();
         let mut counts = counts.into_iter();
         let (Some(count), None) = (counts.next(), counts.next()) else {
             return Err(LayoutError::MixedNames);
         };
-        let several = |name| facts.size(name).is_some_and(|size| size > 1);
+        let several = |name| args.size(name).is_some_and(|size| size > 1);
         Ok(match count {
             0 => Some(Self::Tp),
             2 => Some(Self::TpPpEp),
             _ => match (
                 several("pipeline_model_parallel_size"),
-                several("expert_model_parallel_size") || facts.is_on("expert_parallel"),
+                several("expert_model_parallel_size") || args.is_on("expert_parallel"),
             ) {
                 (true, false) => Some(Self::TpPp),
                 (false, true) => Some(Self::TpEp),
@@ -107,8 +107,8 @@ impl Naming {
 
     /// The form of the names with a number for every axis of this size, where a rank is missing that would have shown it.
     #[must_use]
-    pub fn with_axes(self, world: &World) -> Self {
-        match (world.pp > 1, world.ep > 1) {
+    pub fn with_axes(self, layout: &ParallelLayout) -> Self {
+        match (layout.pp > 1, layout.ep > 1) {
             (true, true) => Self::TpPpEp,
             (true, false) => Self::TpPp,
             (false, true) => Self::TpEp,
@@ -131,7 +131,7 @@ impl Naming {
 
 /// The sizes of the axes that shards are spread over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct World {
+pub struct ParallelLayout {
     /// Tensor parallel size.
     pub tp: u64,
     /// Pipeline stages.
@@ -148,34 +148,34 @@ pub struct World {
     pub declared_expert_shares: u64,
 }
 
-impl World {
+impl ParallelLayout {
     /// The axes of a whole checkpoint: what `args` says, or more where more ranks are there.
     ///
     /// # Errors
     /// A layout whose files do not hold enough to put the tensors together, with the reason.
-    pub fn new(ranks: &[RankCoord], facts: &Facts) -> Result<Self, LayoutError> {
-        refuse_unrecoverable(facts)?;
-        let size = |fact: &str, axis: fn(&RankCoord) -> u64| {
+    pub fn new(ranks: &[RankCoord], args: &RunArgs) -> Result<Self, LayoutError> {
+        refuse_unrecoverable(args)?;
+        let size = |arg: &str, axis: fn(&RankCoord) -> u64| {
             let found = ranks.iter().map(|rank| axis(rank) + 1).max().unwrap_or(1);
-            found.max(facts.size(fact).unwrap_or(1))
+            found.max(args.size(arg).unwrap_or(1))
         };
         let tp = size("tensor_model_parallel_size", |rank| rank.tp);
         let pp = size("pipeline_model_parallel_size", |rank| rank.pp);
         let ep = size("expert_model_parallel_size", |rank| rank.ep);
-        let experts_over_tp = facts.is_on("moe_tp_extend_ep");
-        let etp = match facts.size("expert_tensor_parallel_size").filter(|&size| size > 0) {
+        let experts_over_tp = args.is_on("moe_tp_extend_ep");
+        let etp = match args.size("expert_tensor_parallel_size").filter(|&size| size > 0) {
             _ if experts_over_tp => 1,
             Some(etp) => etp,
             None => tp,
         };
-        let has_experts = facts.size("num_experts").is_some_and(|count| count > 0);
+        let has_experts = args.size("num_experts").is_some_and(|count| count > 0);
         if etp != tp && (has_experts || ep > 1) && (etp > tp || tp % etp != 0) {
             return Err(LayoutError::ExpertsLost { tp, etp });
         }
         let ranks = tp.checked_mul(pp).and_then(|ranks| ranks.checked_mul(ep));
         if ranks.is_none_or(|ranks| ranks > LIMITS.ranks) {
             return Err(LayoutError::Refused {
-                fact: "tensor_model_parallel_size",
+                arg: "tensor_model_parallel_size",
                 reason: "with the other sizes of args it is larger than any cluster",
             });
         }
@@ -193,9 +193,9 @@ impl World {
     /// One rank's shard on its own: whatever the layout was, it is looked at as all there is.
     ///
     /// # Errors
-    /// As [`World::new`].
-    pub fn single(facts: &Facts) -> Result<Self, LayoutError> {
-        let whole = Self::new(&[RankCoord::default()], facts)?;
+    /// As [`ParallelLayout::new`].
+    pub fn single(args: &RunArgs) -> Result<Self, LayoutError> {
+        let whole = Self::new(&[RankCoord::default()], args)?;
         Ok(Self { tp: 1, pp: 1, ep: 1, etp: 1, experts_over_tp: false, ..whole })
     }
 
@@ -240,7 +240,7 @@ impl World {
 }
 
 /// Layouts in which several ranks write one file, or a tensor's cut does not show in it.
-fn refuse_unrecoverable(facts: &Facts) -> Result<(), LayoutError> {
+fn refuse_unrecoverable(args: &RunArgs) -> Result<(), LayoutError> {
     let shared = "several ranks write the same file, so part of each weight is lost";
     let sizes = [
         ("gtp_weight_remat_size", 1, shared),
@@ -256,14 +256,14 @@ fn refuse_unrecoverable(facts: &Facts) -> Result<(), LayoutError> {
             "the encoder has stages of its own under the same folder names",
         ),
     ];
-    for (fact, most, reason) in sizes {
-        if facts.size(fact).is_some_and(|size| size > most) {
-            return Err(LayoutError::Refused { fact, reason });
+    for (arg, most, reason) in sizes {
+        if args.size(arg).is_some_and(|size| size > most) {
+            return Err(LayoutError::Refused { arg, reason });
         }
     }
-    if facts.is_on("tp_2d") {
+    if args.is_on("tp_2d") {
         let reason = "weights are cut along two axes, which the files do not record";
-        return Err(LayoutError::Refused { fact: "tp_2d", reason });
+        return Err(LayoutError::Refused { arg: "tp_2d", reason });
     }
     Ok(())
 }
@@ -272,11 +272,11 @@ fn refuse_unrecoverable(facts: &Facts) -> Result<(), LayoutError> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::layout::Fact;
+    use crate::base::plain::PlainValue;
 
-    fn facts(sizes: &[(&str, i64)]) -> Facts {
-        let args = sizes.iter().map(|&(name, size)| (name.to_owned(), Fact::Int(size)));
-        Facts::new(args.collect(), &[])
+    fn args(sizes: &[(&str, i64)]) -> RunArgs {
+        let args = sizes.iter().map(|&(name, size)| (name.to_owned(), PlainValue::Int(size)));
+        RunArgs::new(args.collect(), &[])
     }
 
     fn ranks(pairs: &[(u64, u64)]) -> BTreeSet<RankCoord> {
@@ -297,9 +297,9 @@ mod tests {
     #[test]
     fn a_single_suffix_means_what_args_says() {
         let names = [RankName::parse("mp_rank_00_001").unwrap()];
-        let naming = |sizes: &[(&str, i64)]| Naming::of(&names, &facts(sizes)).unwrap();
-        assert_eq!(naming(&[("pipeline_model_parallel_size", 2)]), Some(Naming::TpPp));
-        assert_eq!(naming(&[("expert_model_parallel_size", 2)]), Some(Naming::TpEp));
+        let naming = |sizes: &[(&str, i64)]| FolderNaming::of(&names, &args(sizes)).unwrap();
+        assert_eq!(naming(&[("pipeline_model_parallel_size", 2)]), Some(FolderNaming::TpPp));
+        assert_eq!(naming(&[("expert_model_parallel_size", 2)]), Some(FolderNaming::TpEp));
         assert_eq!(naming(&[]), None);
     }
 
@@ -313,10 +313,10 @@ mod tests {
         ];
         let found = ranks(&[(0, 0), (1, 1), (0, 2), (1, 3)]);
         let all: Vec<RankCoord> = found.iter().copied().collect();
-        let world = World::new(&all, &facts(&sizes)).unwrap();
-        assert_eq!(world.missing(&found), []);
+        let layout = ParallelLayout::new(&all, &args(&sizes)).unwrap();
+        assert_eq!(layout.missing(&found), []);
         let fewer = ranks(&[(0, 0), (1, 1), (1, 3)]);
-        assert_eq!(world.missing(&fewer), [(RankCoord { tp: 0, pp: 0, vp: 0, ep: 2 }, "experts")]);
+        assert_eq!(layout.missing(&fewer), [(RankCoord { tp: 0, pp: 0, vp: 0, ep: 2 }, "experts")]);
     }
 
     #[test]
@@ -329,9 +329,9 @@ mod tests {
         ];
         let found = ranks(&[(0, 0), (1, 1)]);
         let all: Vec<RankCoord> = found.iter().copied().collect();
-        let world = World::new(&all, &facts(&sizes)).unwrap();
+        let layout = ParallelLayout::new(&all, &args(&sizes)).unwrap();
         let missing: Vec<(u64, u64)> =
-            world.missing(&found).iter().map(|(rank, _)| (rank.tp, rank.ep)).collect();
+            layout.missing(&found).iter().map(|(rank, _)| (rank.tp, rank.ep)).collect();
         assert_eq!(missing, [(2, 0), (3, 1)]);
     }
 
@@ -346,7 +346,10 @@ mod tests {
             vec![("gtp_weight_remat_size", 2)],
             vec![("encoder_tensor_model_parallel_size", 1)],
         ] {
-            assert!(World::new(&[RankCoord::default()], &facts(&sizes)).is_err(), "{sizes:?}");
+            assert!(
+                ParallelLayout::new(&[RankCoord::default()], &args(&sizes)).is_err(),
+                "{sizes:?}"
+            );
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
 use super::rules::{Fused, Latent, Rules, Sharding};
-use super::{Facts, LayoutError, Local, RankCoord, World};
+use super::{LayoutError, Local, ParallelLayout, RankCoord, RunArgs};
 
 /// All ranks' tensors by global canonical name.
 pub(super) type Groups = BTreeMap<Name, Vec<Local>>;
@@ -29,8 +29,8 @@ const MAX_HOUSEHOLDER: u64 = 64;
 pub(super) struct Merger<'a> {
     pub groups: &'a Groups,
     pub rules: &'a Rules,
-    pub world: &'a World,
-    pub facts: &'a Facts,
+    pub layout: &'a ParallelLayout,
+    pub args: &'a RunArgs,
 }
 
 /// How the parts of one parameter go together.
@@ -48,7 +48,7 @@ impl Merger<'_> {
     pub(super) fn merge(&self, name: &Name, locals: &[Local]) -> Result<Merged, LayoutError> {
         let sharding = self.rules.find(name.as_str());
         let mut stages: BTreeMap<(u64, u64), Vec<&Local>> = BTreeMap::new();
-        for local in locals.iter().filter(|local| !local.is_companion) {
+        for local in locals.iter().filter(|local| !local.is_shape_only) {
             stages.entry((local.rank.pp, local.rank.vp)).or_default().push(local);
         }
         // What several stages hold (embeddings beside an MTP layer, say) is one parameter and its copies.
@@ -73,7 +73,7 @@ impl Merger<'_> {
     ) -> Result<LogicalTensor, LayoutError> {
         locals.sort_by_key(|local| (local.rank.ep, local.rank.tp));
         let is_expert = super::is_expert(name.as_str());
-        let width = if is_expert { self.world.etp } else { self.world.tp };
+        let width = if is_expert { self.layout.etp } else { self.layout.tp };
         // Of what several ranks hold alike, the first rank's is the part and the others are copies of it.
         let mut parts: BTreeMap<u64, (&Local, LogicalTensor)> = BTreeMap::new();
         for local in locals {
@@ -131,10 +131,10 @@ impl Merger<'_> {
             Some(columns) if total == columns * 2 => true,
             Some(columns) if total == columns => false,
             Some(columns) => return Err(LayoutError::NeitherGatedNorNot { rows: total, columns }),
-            None if self.facts.get("swiglu").is_some() => {
-                self.facts.is_on("swiglu") || self.facts.is_on("quick_geglu")
+            None if self.args.get("swiglu").is_some() => {
+                self.args.is_on("swiglu") || self.args.is_on("quick_geglu")
             }
-            None => return Err(LayoutError::FactMissing { fact: "swiglu" }),
+            None => return Err(LayoutError::ArgMissing { arg: "swiglu" }),
         };
         if !is_gated {
             return Ok(Join::Along(0));
@@ -218,18 +218,18 @@ impl Merger<'_> {
     fn latent(&self, name: &str, latent: Latent, parts: &[&Local]) -> Result<Join, LayoutError> {
         let module = &name[..name.rfind("linear_").unwrap_or(0)];
         let rank = parts[0].rank;
-        let fact = |fact| self.facts.size(fact).ok_or(LayoutError::FactMissing { fact });
+        let arg = |arg| self.args.size(arg).ok_or(LayoutError::ArgMissing { arg });
         let wanted = match latent {
             Latent::Query => match self.dim(module, "linear_q_up_proj.weight", 1, rank) {
                 Some(columns) => columns,
-                None => fact("q_lora_rank")?,
+                None => arg("q_lora_rank")?,
             },
             Latent::KeyValue => {
                 let compressed = match self.dim(module, "linear_kv_up_proj.weight", 1, rank) {
                     Some(columns) => columns,
-                    None => fact("kv_lora_rank")?,
+                    None => arg("kv_lora_rank")?,
                 };
-                compressed + fact("qk_pos_emb_head_dim")?
+                compressed + arg("qk_pos_emb_head_dim")?
             }
         };
         let sizes: Vec<u64> = parts.iter().map(|part| rows(part)).collect();

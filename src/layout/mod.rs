@@ -5,8 +5,8 @@
 //! indices (`numbering`), parts put together (`merge`, by the table in [`rules`]). Checkpoints that
 //! hold whole tensors already need only names and axes put right (`global`).
 
+mod args;
 pub mod cuts;
-mod facts;
 mod global;
 mod grid;
 mod merge;
@@ -19,14 +19,14 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::limits::LIMITS;
+use crate::base::limits::LIMITS;
 use crate::names::Name;
 use crate::names::megatron::{Canonical, Dialect};
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
-pub use facts::{Fact, Facts, parse_fact};
+pub use args::{RunArgs, parse_run_arg};
 pub use global::{Global, from_global};
-pub use grid::{Naming, RankCoord, RankName, World};
+pub use grid::{FolderNaming, ParallelLayout, RankCoord, RankName};
 pub use merge::Merged;
 pub use numbering::{Chunk, LayerNumbers, NumberingError};
 
@@ -57,8 +57,8 @@ pub struct Assembly {
     pub problems: Vec<(String, LayoutError)>,
     /// Stored entries that are no weights.
     pub buffers: usize,
-    /// Names that only companions stand for.
-    pub companions_only: BTreeSet<Name>,
+    /// Names that only shape_only stand for.
+    pub shape_only_names: BTreeSet<Name>,
 }
 
 /// Why shards do not make a tensor.
@@ -71,11 +71,11 @@ pub enum LayoutError {
          supply one with --rule NAME=replicated|column|row|gated|vocab"
     )]
     NoRule,
-    /// A needed fact is neither in `args` nor shown by any shape.
-    #[error("the checkpoint does not say {fact}; supply it with --set {fact}=VALUE")]
-    FactMissing {
+    /// A needed arg is neither in `args` nor shown by any shape.
+    #[error("the checkpoint does not say {arg}; supply it with --set {arg}=VALUE")]
+    ArgMissing {
         /// The attribute of `args`.
-        fact: &'static str,
+        arg: &'static str,
     },
     /// One rank's part of the tensor is not there.
     #[error("missing on {axis} rank {slot}")]
@@ -217,10 +217,10 @@ pub enum LayoutError {
         etp: u64,
     },
     /// A layout that cannot be put together from its files.
-    #[error("{fact} is set: {reason}, so this layout cannot be put together")]
+    #[error("{arg} is set: {reason}, so this layout cannot be put together")]
     Refused {
         /// The attribute of `args`.
-        fact: &'static str,
+        arg: &'static str,
         /// Why not.
         reason: &'static str,
     },
@@ -260,39 +260,39 @@ impl HeadOrder {
 #[must_use]
 pub fn assemble(
     shards: Vec<Shard>,
-    world: &World,
-    facts: &Facts,
+    layout: &ParallelLayout,
+    args: &RunArgs,
     order: HeadOrder,
     rules: &Rules,
 ) -> Assembly {
-    assemble_beside(shards, Vec::new(), world, facts, order, rules)
+    assemble_beside(shards, Vec::new(), layout, args, order, rules)
 }
 
-/// Puts shards together that are only some of a model's: companions stand in for the others where layers are numbered
+/// Puts shards together that are only some of a model's: shape_only stand in for the others where layers are numbered
 /// and shapes are asked for, and are no part of any result.
 #[must_use]
 pub fn assemble_beside(
     shards: Vec<Shard>,
-    companions: Vec<Shard>,
-    world: &World,
-    facts: &Facts,
+    shape_only: Vec<Shard>,
+    layout: &ParallelLayout,
+    args: &RunArgs,
     order: HeadOrder,
     rules: &Rules,
 ) -> Assembly {
     let mut assembly = Assembly::default();
-    let all = shards.iter().chain(&companions);
+    let all = shards.iter().chain(&shape_only);
     let dialect = Dialect::detect(all.map(|shard| &*shard.name));
     let shards = shards.into_iter().map(|shard| (shard, false));
-    let companions = companions.into_iter().map(|shard| (shard, true));
-    let ranks = by_rank(shards.chain(companions), &dialect, world, facts, &mut assembly);
+    let shape_only = shape_only.into_iter().map(|shard| (shard, true));
+    let ranks = by_rank(shards.chain(shape_only), &dialect, layout, args, &mut assembly);
     let mut locals = Vec::new();
     for (rank, tensors) in &ranks {
-        locals.extend(unfuse(tensors, *rank, world, facts, order, |named, error| {
+        locals.extend(unfuse(tensors, *rank, layout, args, order, |named, error| {
             assembly.problems.push((named.stored_name.to_string(), error));
         }));
     }
-    let groups = numbered(locals, ranks.keys(), world, facts, &mut assembly);
-    merge(&groups, world, facts, rules, &mut assembly);
+    let groups = numbered(locals, ranks.keys(), layout, args, &mut assembly);
+    merge(&groups, layout, args, rules, &mut assembly);
     assembly
 }
 
@@ -300,8 +300,8 @@ pub fn assemble_beside(
 #[must_use]
 pub fn assemble_named(
     shards: Vec<(Name, Shard)>,
-    world: &World,
-    facts: &Facts,
+    layout: &ParallelLayout,
+    args: &RunArgs,
     rules: &Rules,
 ) -> Assembly {
     let mut assembly = Assembly::default();
@@ -313,19 +313,25 @@ pub fn assemble_named(
             rank,
             tensor,
             whole: false,
-            is_companion: false,
+            is_shape_only: false,
         };
         groups.entry(name).or_default().push(local);
     }
-    merge(&groups, world, facts, rules, &mut assembly);
+    merge(&groups, layout, args, rules, &mut assembly);
     assembly
 }
 
-fn merge(groups: &Groups, world: &World, facts: &Facts, rules: &Rules, assembly: &mut Assembly) {
-    let merger = Merger { groups, rules, world, facts };
+fn merge(
+    groups: &Groups,
+    layout: &ParallelLayout,
+    args: &RunArgs,
+    rules: &Rules,
+    assembly: &mut Assembly,
+) {
+    let merger = Merger { groups, rules, layout, args };
     for (name, locals) in groups {
-        if locals.iter().all(|local| local.is_companion) {
-            assembly.companions_only.insert(untied_name(name));
+        if locals.iter().all(|local| local.is_shape_only) {
+            assembly.shape_only_names.insert(untied_name(name));
             continue;
         }
         match merger.merge(name, locals) {
@@ -360,13 +366,13 @@ fn untied_name(name: &Name) -> Name {
 fn by_rank(
     shards: impl Iterator<Item = (Shard, bool)>,
     dialect: &Dialect,
-    world: &World,
-    facts: &Facts,
+    layout: &ParallelLayout,
+    args: &RunArgs,
     assembly: &mut Assembly,
 ) -> BTreeMap<RankCoord, RankTensors> {
-    let tied = world.pp > 1 && facts.are_weights_tied();
+    let tied = layout.pp > 1 && args.are_weights_tied();
     let mut ranks: BTreeMap<RankCoord, RankTensors> = BTreeMap::new();
-    for (Shard { name: stored_name, rank, tensor: stored }, is_companion) in shards {
+    for (Shard { name: stored_name, rank, tensor: stored }, is_shape_only) in shards {
         let tensors = ranks.entry(rank).or_default();
         let name = match dialect.canonical(&stored_name) {
             Canonical::Buffer => {
@@ -385,7 +391,7 @@ fn by_rank(
             continue;
         }
         let named =
-            Named { stored_name: Arc::clone(&stored_name), stored: stored.clone(), is_companion };
+            Named { stored_name: Arc::clone(&stored_name), stored: stored.clone(), is_shape_only };
         match tensors.insert(name, named) {
             // A module registered under two names, as T5's output layer is: the very same bytes.
             Some(other) if other.stored == stored => {}
@@ -403,22 +409,22 @@ fn by_rank(
 fn numbered<'r>(
     locals: Vec<Local>,
     ranks: impl Iterator<Item = &'r RankCoord>,
-    world: &World,
-    facts: &Facts,
+    layout: &ParallelLayout,
+    args: &RunArgs,
     assembly: &mut Assembly,
 ) -> Groups {
     let virtual_stages = ranks.map(|rank| rank.vp + 1).max().unwrap_or(1);
-    let chunk = |vp| (0..world.pp).map(move |pp| Chunk { vp, pp });
+    let chunk = |vp| (0..layout.pp).map(move |pp| Chunk { vp, pp });
     let chunks: BTreeSet<Chunk> = (0..virtual_stages).flat_map(chunk).collect();
-    let layers = number_layers(&locals, &chunks, facts, assembly);
-    let experts = count_experts(&locals, world, facts, assembly);
+    let layers = number_layers(&locals, &chunks, args, assembly);
+    let experts = count_experts(&locals, layout, args, assembly);
     let mut groups = Groups::new();
     for mut local in locals {
         let chunk = local.rank.chunk();
         if let Some((before, index, rest)) = split_expert(&local.name) {
             let count = experts.get(&chunk).and_then(|lists| lists.get(before));
             let Some(count) = count else { continue };
-            let numbers = ExpertNumbers { local: *count, slot: world.expert_slot(local.rank) };
+            let numbers = ExpertNumbers { local: *count, slot: layout.expert_slot(local.rank) };
             local.name = format!("{before}{}{rest}", numbers.global(index));
         }
         if let Some(layer) = LayerName::parse(&local.name) {
@@ -433,7 +439,7 @@ fn numbered<'r>(
 fn number_layers(
     locals: &[Local],
     chunks: &BTreeSet<Chunk>,
-    facts: &Facts,
+    args: &RunArgs,
     assembly: &mut Assembly,
 ) -> BTreeMap<String, LayerNumbers> {
     let mut counts: BTreeMap<&str, BTreeMap<Chunk, u64>> = BTreeMap::new();
@@ -451,7 +457,7 @@ fn number_layers(
     }
     let mut numbers = BTreeMap::new();
     for (stack, counts) in counts {
-        match LayerNumbers::new(stack, &counts, facts) {
+        match LayerNumbers::new(stack, &counts, args) {
             Ok(found) => {
                 numbers.insert(stack.to_owned(), found);
             }
@@ -468,8 +474,8 @@ type ExpertCounts = HashMap<Chunk, HashMap<String, u64>>;
 /// and left out.
 fn count_experts(
     locals: &[Local],
-    world: &World,
-    facts: &Facts,
+    layout: &ParallelLayout,
+    args: &RunArgs,
     assembly: &mut Assembly,
 ) -> ExpertCounts {
     let mut by_rank: HashMap<(RankCoord, &str), u64> = HashMap::new();
@@ -485,8 +491,8 @@ fn count_experts(
         (*least, *most) = (found.min(*least), found.max(*most));
     }
     // The highest index tells, but where an expert was lost it tells too little.
-    let shares = world.declared_expert_shares;
-    let declared = facts.size("num_experts").filter(|experts| experts.is_multiple_of(shares));
+    let shares = layout.declared_expert_shares;
+    let declared = args.size("num_experts").filter(|experts| experts.is_multiple_of(shares));
     let declared = declared.map(|experts| experts / shares);
     let mut counts = ExpertCounts::new();
     let mut uneven = BTreeMap::new();

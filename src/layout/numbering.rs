@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use crate::limits::LIMITS;
+use crate::base::limits::LIMITS;
 
-use super::Facts;
+use super::RunArgs;
 
 /// A model chunk: virtual stage and pipeline stage. Ordered as layers are laid out, virtual stage first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,7 +70,7 @@ pub enum NumberingError {
     /// The stages hold more or fewer layers than the model has.
     #[error(
         "the stages hold {found} layers of `{stack}layers` but the checkpoint says {declared}; \
-         if the shards are right, say so with --set {fact}={found}"
+         if the shards are right, say so with --set {arg}={found}"
     )]
     LayerCount {
         /// The list of layers.
@@ -80,7 +80,7 @@ pub enum NumberingError {
         /// Layers that `args` declares.
         declared: u64,
         /// The name in `args`.
-        fact: &'static str,
+        arg: &'static str,
     },
     /// A stage holds a layer beyond its own number of them.
     #[error(
@@ -125,28 +125,26 @@ impl LayerNumbers {
     pub fn new(
         stack: &str,
         counts: &BTreeMap<Chunk, u64>,
-        facts: &Facts,
+        args: &RunArgs,
     ) -> Result<Self, NumberingError> {
-        let (fact, declared) = declared_layers(stack, facts);
+        let (arg, declared) = declared_layers(stack, args);
         let noop = match stack {
-            "decoder." => facts.sizes("noop_layers").unwrap_or_default(),
+            "decoder." => args.sizes("noop_layers").unwrap_or_default(),
             _ => Vec::new(),
         };
-        if facts.text("schedules_method") == Some("dualpipev") && stack == "decoder." {
+        if args.text("schedules_method") == Some("dualpipev") && stack == "decoder." {
             return Self::dual_pipe(counts, declared.unwrap_or(0), noop);
         }
         let found: u64 = counts.values().sum();
-        let sizes = match declared {
-            Some(declared) if found != declared && counts.len() > 1 => {
-                stage_sizes(counts, declared, facts).ok_or_else(|| NumberingError::LayerCount {
-                    stack: stack.to_owned(),
-                    found,
-                    declared,
-                    fact,
-                })?
-            }
-            _ => counts.clone(),
-        };
+        let sizes =
+            match declared {
+                Some(declared) if found != declared && counts.len() > 1 => {
+                    stage_sizes(counts, declared, args).ok_or_else(|| {
+                        NumberingError::LayerCount { stack: stack.to_owned(), found, declared, arg }
+                    })?
+                }
+                _ => counts.clone(),
+            };
         let mut offset = 0;
         let mut offsets = BTreeMap::new();
         for (chunk, size) in sizes {
@@ -179,8 +177,8 @@ impl LayerNumbers {
 
     /// Layers whose indices are those of the whole model already; only placeholders are left to be taken out.
     #[must_use]
-    pub(super) fn of_whole(facts: &Facts) -> Self {
-        let noop = sorted(facts.sizes("noop_layers").unwrap_or_default());
+    pub(super) fn of_whole(args: &RunArgs) -> Self {
+        let noop = sorted(args.sizes("noop_layers").unwrap_or_default());
         Self { offsets: BTreeMap::new(), noop }
     }
 
@@ -206,7 +204,7 @@ fn sorted(mut indices: Vec<u64>) -> Vec<u64> {
 }
 
 /// How many layers `args` declares for a list, and under which name.
-fn declared_layers(stack: &str, facts: &Facts) -> (&'static str, Option<u64>) {
+fn declared_layers(stack: &str, args: &RunArgs) -> (&'static str, Option<u64>) {
     let names: &[&'static str] = match stack {
         "decoder." => &["decoder_num_layers", "num_layers"],
         "encoder." => &["encoder_num_layers", "num_layers"],
@@ -214,7 +212,7 @@ fn declared_layers(stack: &str, facts: &Facts) -> (&'static str, Option<u64>) {
     };
     names
         .iter()
-        .find_map(|name| facts.size(name).map(|size| (*name, Some(size))))
+        .find_map(|name| args.size(name).map(|size| (*name, Some(size))))
         .unwrap_or(("num_layers", None))
 }
 
@@ -222,11 +220,11 @@ fn declared_layers(stack: &str, facts: &Facts) -> (&'static str, Option<u64>) {
 fn stage_sizes(
     counts: &BTreeMap<Chunk, u64>,
     declared: u64,
-    facts: &Facts,
+    args: &RunArgs,
 ) -> Option<BTreeMap<Chunk, u64>> {
     let listed = ["pipeline_num_transformer_layers", "num_layer_list"]
         .iter()
-        .find_map(|name| facts.sizes(name))
+        .find_map(|name| args.sizes(name))
         .filter(|sizes| sizes.len() == counts.len() && sizes.iter().sum::<u64>() == declared);
     let chunks = counts.len() as u64;
     let sizes: Vec<u64> = match listed {
@@ -270,12 +268,12 @@ pub(super) fn split_expert(name: &str) -> Option<(&str, u64, &str)> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::layout::Fact;
+    use crate::base::plain::PlainValue;
     use proptest::prelude::*;
 
-    fn facts(pairs: &[(&str, Fact)]) -> Facts {
-        Facts::new(
-            pairs.iter().map(|(name, fact)| ((*name).to_owned(), fact.clone())).collect(),
+    fn args(pairs: &[(&str, PlainValue)]) -> RunArgs {
+        RunArgs::new(
+            pairs.iter().map(|(name, arg)| ((*name).to_owned(), arg.clone())).collect(),
             &[],
         )
     }
@@ -288,7 +286,7 @@ mod tests {
     fn uneven_and_empty_stages_are_counted() {
         let stages = counts(&[(0, 0, 0), (0, 1, 2), (0, 2, 3), (0, 3, 1)]);
         let numbers =
-            LayerNumbers::new("decoder.", &stages, &facts(&[("num_layers", Fact::Int(6))]))
+            LayerNumbers::new("decoder.", &stages, &args(&[("num_layers", PlainValue::Int(6))]))
                 .unwrap();
         let first = |pp| numbers.global(Chunk { vp: 0, pp }, 0);
         assert_eq!((first(1), first(2), first(3)), (0, 2, 5));
@@ -297,16 +295,16 @@ mod tests {
     #[test]
     fn virtual_stages_go_before_pipeline_stages() {
         let stages = counts(&[(0, 0, 1), (0, 1, 2), (1, 0, 2), (1, 1, 1)]);
-        let numbers = LayerNumbers::new("decoder.", &stages, &Facts::default()).unwrap();
+        let numbers = LayerNumbers::new("decoder.", &stages, &RunArgs::default()).unwrap();
         assert_eq!(numbers.global(Chunk { vp: 1, pp: 0 }, 0), 3);
         assert_eq!(numbers.global(Chunk { vp: 1, pp: 1 }, 0), 5);
     }
 
     #[test]
     fn dualpipev_folds_the_back_half() {
-        let known = facts(&[
-            ("num_layers", Fact::Int(8)),
-            ("schedules_method", Fact::Text("dualpipev".into())),
+        let known = args(&[
+            ("num_layers", PlainValue::Int(8)),
+            ("schedules_method", PlainValue::Text("dualpipev".into())),
         ]);
         let stages = counts(&[(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]);
         let numbers = LayerNumbers::new("decoder.", &stages, &known).unwrap();
@@ -316,8 +314,8 @@ mod tests {
 
     #[test]
     fn placeholders_are_not_counted() {
-        let noop = Fact::List(vec![Fact::Int(2), Fact::Int(7)]);
-        let known = facts(&[("num_layers", Fact::Int(8)), ("noop_layers", noop)]);
+        let noop = PlainValue::List(vec![PlainValue::Int(2), PlainValue::Int(7)]);
+        let known = args(&[("num_layers", PlainValue::Int(8)), ("noop_layers", noop)]);
         // The last layer of the second stage is a placeholder, so its largest local index is 2.
         let stages = counts(&[(0, 0, 4), (0, 1, 3)]);
         let numbers = LayerNumbers::new("decoder.", &stages, &known).unwrap();
@@ -328,7 +326,7 @@ mod tests {
     #[test]
     fn a_lost_layer_is_not_numbered_over() {
         let stages = counts(&[(0, 0, 1), (0, 1, 2), (0, 2, 1)]);
-        let known = facts(&[("num_layers", Fact::Int(5))]);
+        let known = args(&[("num_layers", PlainValue::Int(5))]);
         assert!(LayerNumbers::new("decoder.", &stages, &known).is_err());
     }
 
@@ -337,7 +335,7 @@ mod tests {
         fn every_layer_gets_one_number(sizes in prop::collection::vec(0_u64..4, 1..9), stages in 1_u64..4) {
             let counts: BTreeMap<Chunk, u64> = (0..).zip(&sizes)
                 .map(|(at, &size)| (Chunk { vp: at / stages, pp: at % stages }, size)).collect();
-            let numbers = LayerNumbers::new("decoder.", &counts, &Facts::default()).unwrap();
+            let numbers = LayerNumbers::new("decoder.", &counts, &RunArgs::default()).unwrap();
             let mut seen: Vec<u64> = counts.iter()
                 .flat_map(|(&chunk, &size)| (0..size).map(move |local| (chunk, local)))
                 .map(|(chunk, local)| numbers.global(chunk, local)).collect();

@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use crate::limits::{ENTRY, LIMITS};
+use crate::base::limits::{ENTRY, LIMITS};
 use crate::names::pattern::SuffixTable;
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
-use super::{Facts, HeadOrder, LayoutError, RankCoord, World};
+use super::{HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs};
 
 /// A rank's tensor under its canonical name, indices still the rank's own.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ pub(super) struct Local {
     /// Every rank holds all of it, whatever the rule says of the name.
     pub whole: bool,
     /// It only tells names and shapes, see [`super::assemble_beside`].
-    pub is_companion: bool,
+    pub is_shape_only: bool,
 }
 
 impl Local {
@@ -43,7 +43,7 @@ pub(super) struct Named {
     /// The tensor.
     pub stored: StoredTensor,
     /// It only tells names and shapes, see [`super::assemble_beside`].
-    pub is_companion: bool,
+    pub is_shape_only: bool,
 }
 
 /// All the tensors of one model chunk of one rank, by canonical name.
@@ -94,19 +94,19 @@ static TABLE: LazyLock<SuffixTable<Fusion>> =
 pub(super) fn unfuse(
     tensors: &RankTensors,
     rank: RankCoord,
-    world: &World,
-    facts: &Facts,
+    layout: &ParallelLayout,
+    args: &RunArgs,
     order: HeadOrder,
     mut problem: impl FnMut(&Named, LayoutError),
 ) -> Vec<Local> {
-    let chunk = RankChunk { tensors, rank, world, facts, order };
+    let chunk = RankChunk { tensors, rank, layout, args, order };
     let mut locals = Vec::with_capacity(tensors.len());
     let mut metadata = 0;
     for (name, named) in tensors {
         match chunk.parts(name, named) {
             Ok(mut parts) => {
                 for part in &mut parts {
-                    part.is_companion = named.is_companion;
+                    part.is_shape_only = named.is_shape_only;
                 }
                 metadata += parts.iter().map(Local::metadata).sum::<usize>();
                 locals.extend(parts);
@@ -124,8 +124,8 @@ pub(super) fn unfuse(
 struct RankChunk<'a> {
     tensors: &'a RankTensors,
     rank: RankCoord,
-    world: &'a World,
-    facts: &'a Facts,
+    layout: &'a ParallelLayout,
+    args: &'a RunArgs,
     order: HeadOrder,
 }
 
@@ -153,7 +153,7 @@ impl RankChunk<'_> {
     }
 
     fn local(&self, name: String, tensor: LogicalTensor) -> Local {
-        Local { name, rank: self.rank, tensor, whole: false, is_companion: false }
+        Local { name, rank: self.rank, tensor, whole: false, is_shape_only: false }
     }
 
     fn sibling(&self, prefix: &str, suffix: &str) -> Option<&Named> {
@@ -165,8 +165,8 @@ impl RankChunk<'_> {
         self.sibling(prefix, suffix)?.stored.shape().get(1).copied()
     }
 
-    fn fact(&self, name: &'static str) -> Result<u64, LayoutError> {
-        self.facts.size(name).ok_or(LayoutError::FactMissing { fact: name })
+    fn arg(&self, name: &'static str) -> Result<u64, LayoutError> {
+        self.args.size(name).ok_or(LayoutError::ArgMissing { arg: name })
     }
 
     /// Experts of this rank's grouped tensors: by the router's rows, else as `args` says.
@@ -175,9 +175,9 @@ impl RankChunk<'_> {
         let rows = router.and_then(|router| router.stored.shape().first().copied());
         let experts = match rows {
             Some(rows) => rows,
-            None => self.fact("num_experts")?,
+            None => self.arg("num_experts")?,
         };
-        let shares = self.world.declared_expert_shares;
+        let shares = self.layout.declared_expert_shares;
         if experts == 0 || shares == 0 || experts % shares != 0 {
             return Err(LayoutError::ExpertsNotDivisible { experts, shares });
         }
@@ -245,12 +245,12 @@ impl RankChunk<'_> {
         let attention = format!("{prefix}self_attention.");
         let query = match self.columns(&attention, "linear_q_up_proj.weight") {
             Some(columns) => columns,
-            None => self.fact("q_lora_rank")?,
+            None => self.arg("q_lora_rank")?,
         };
-        let key_value = self.fact("kv_lora_rank")? + self.fact("qk_pos_emb_head_dim")?;
+        let key_value = self.arg("kv_lora_rank")? + self.arg("qk_pos_emb_head_dim")?;
         let view = named.view();
         let rows = first_dim(&view);
-        let tp = self.world.declared_tp;
+        let tp = self.layout.declared_tp;
         let (query, whole) = if rows == query + key_value {
             (query, true)
         } else if rows.checked_mul(tp) == Some(query + key_value) && query % tp == 0 {
@@ -294,7 +294,7 @@ impl RankChunk<'_> {
             .find_map(|suffix| self.columns(&attention, suffix));
         if let (Some(kv_lora_rank), true) = (latent, name.ends_with("linear_qkv.weight")) {
             let view = named.view();
-            let key_value = kv_lora_rank + self.fact("qk_pos_emb_head_dim")?;
+            let key_value = kv_lora_rank + self.arg("qk_pos_emb_head_dim")?;
             let query = first_dim(&view).saturating_sub(key_value);
             let has_up = ["linear_q_up_proj.weight", "linear_qk_nope.weight"]
                 .iter()
@@ -319,7 +319,7 @@ impl RankChunk<'_> {
         sections: u64,
         order: HeadOrder,
     ) -> Result<LogicalTensor, LayoutError> {
-        let heads = self.fact("num_attention_heads")? / self.world.declared_tp.max(1);
+        let heads = self.arg("num_attention_heads")? / self.layout.declared_tp.max(1);
         let size = first_dim(view) / heads.saturating_mul(sections).max(1);
         let (outer, inner, swapped) = match order {
             HeadOrder::SectionsFirst => (heads * size, size, (0, 1)),
@@ -342,7 +342,7 @@ impl RankChunk<'_> {
         let Some(other) = self.sibling(&attention, other) else {
             return Err(LayoutError::HalfMissing { other: format!("{attention}{other}") });
         };
-        let heads = (self.fact("num_attention_heads")? / self.world.declared_tp.max(1)).max(1);
+        let heads = (self.arg("num_attention_heads")? / self.layout.declared_tp.max(1)).max(1);
         let by_head = |view: LogicalTensor| view.split_axis(0, first_dim(&view) / heads);
         let parts = [by_head(named.view())?, by_head(other.view())?];
         let tensor = LogicalTensor::concat(1, parts)?.merge_axes(0)?;
@@ -350,7 +350,7 @@ impl RankChunk<'_> {
     }
 
     fn deinterleaved(&self, name: &str, view: LogicalTensor) -> Result<Local, LayoutError> {
-        let tensor = deinterleaved(name, view, self.facts, 1)?;
+        let tensor = deinterleaved(name, view, self.args, 1)?;
         Ok(self.local(name.to_owned(), tensor))
     }
 }
@@ -360,17 +360,17 @@ impl RankChunk<'_> {
 pub(super) fn deinterleaved(
     name: &str,
     view: LogicalTensor,
-    facts: &Facts,
+    args: &RunArgs,
     ranks: u64,
 ) -> Result<LogicalTensor, LayoutError> {
-    let fact = if name.contains(".experts.") {
+    let arg = if name.contains(".experts.") {
         "moe_mlp_glu_interleave_size"
     } else if name.contains(".shared_experts.") {
         "moe_shared_expert_glu_interleave_size"
     } else {
         return Ok(view);
     };
-    let Some(run) = facts.size(fact).filter(|&run| run > 0) else { return Ok(view) };
+    let Some(run) = args.size(arg).filter(|&run| run > 0) else { return Ok(view) };
     let mut view = view;
     if ranks > 1 {
         let half = first_dim(&view) / ranks.saturating_mul(2);

@@ -9,7 +9,7 @@ mod printable;
 use std::sync::LazyLock;
 
 pub use natural::Name;
-pub use printable::{is_obeyed, printable};
+pub use printable::{is_control, printable};
 
 /// What the names of a checkpoint are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -11,12 +11,12 @@ use std::borrow::Cow;
 /// ```
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_obeyed) {
+    if !text.contains(is_control) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 16);
     for char in text.chars() {
-        if is_obeyed(char) {
+        if is_control(char) {
             shown.extend(char.escape_unicode());
         } else {
             shown.push(char);
@@ -27,7 +27,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 
 /// Whether a character is not seen but obeyed: control characters, line and paragraph separators, and what reverses the direction of writing or has no width. All of them are below U+10000.
 #[must_use]
-pub fn is_obeyed(char: char) -> bool {
+pub fn is_control(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }

@@ -6,8 +6,8 @@ use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
 use serde_json::{Value, json};
 
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Section};
-use crate::layout::Fact;
 use crate::names::{Name, printable};
 use crate::tensor::{ByteOrder, LogicalTensor, Piece};
 
@@ -76,32 +76,34 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
 }
 
 /// A key of the state with its value, where that is short.
-fn entry_text(key: &str, fact: &Fact) -> String {
+fn entry_text(key: &str, fact: &PlainValue) -> String {
     let key = printable(key);
     match fact {
-        Fact::Bool(value) => format!("{key} {value}"),
-        Fact::Int(value) => format!("{key} {value}"),
-        Fact::Float(value) => format!("{key} {value}"),
-        Fact::Text(text) if text.len() <= 40 => format!("{key} {}", printable(text)),
-        Fact::Map(entries) => format!("{key} ({})", counted(entries.len(), "value")),
-        Fact::None | Fact::Text(_) | Fact::List(_) | Fact::Opaque(_) => key.into_owned(),
+        PlainValue::Bool(value) => format!("{key} {value}"),
+        PlainValue::Int(value) => format!("{key} {value}"),
+        PlainValue::Float(value) => format!("{key} {value}"),
+        PlainValue::Text(text) if text.len() <= 40 => format!("{key} {}", printable(text)),
+        PlainValue::Map(entries) => format!("{key} ({})", counted(entries.len(), "value")),
+        PlainValue::None | PlainValue::Text(_) | PlainValue::List(_) | PlainValue::Opaque(_) => {
+            key.into_owned()
+        }
     }
 }
 
-fn json_of(fact: &Fact) -> Value {
+fn json_of(fact: &PlainValue) -> Value {
     match fact {
-        Fact::None => Value::Null,
-        Fact::Bool(value) => json!(value),
-        Fact::Int(value) => json!(value),
+        PlainValue::None => Value::Null,
+        PlainValue::Bool(value) => json!(value),
+        PlainValue::Int(value) => json!(value),
         // JSON has no NaN and no infinity; a reader of the state still wants to know.
-        Fact::Float(value) if !value.is_finite() => json!(value.to_string()),
-        Fact::Float(value) => json!(value),
-        Fact::Text(text) => json!(text),
-        Fact::List(members) => members.iter().map(json_of).collect(),
-        Fact::Map(entries) => {
+        PlainValue::Float(value) if !value.is_finite() => json!(value.to_string()),
+        PlainValue::Float(value) => json!(value),
+        PlainValue::Text(text) => json!(text),
+        PlainValue::List(members) => members.iter().map(json_of).collect(),
+        PlainValue::Map(entries) => {
             entries.iter().map(|(key, fact)| (key.clone(), json_of(fact))).collect()
         }
-        Fact::Opaque(class) => json!({ "class": class }),
+        PlainValue::Opaque(class) => json!({ "class": class }),
     }
 }
 

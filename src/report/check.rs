@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 
 use crate::catalog::{Origin, Problem, Tied};
 use crate::compare::{Outcome, ReadError, ReplicaDifference, TensorComparison};
+use crate::judge::verdict::Verdict;
 use crate::kernel::Stats;
 use crate::names::{Name, printable};
-use crate::verdict::Verdict;
 
 use super::json::Escaping;
 use super::units::{bytes, counted, grouped, scientific, shape};

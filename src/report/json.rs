@@ -8,7 +8,7 @@ use serde_json::ser::{Formatter, PrettyFormatter};
 
 use crate::compare::metrics::Metric;
 use crate::compare::{Outcome, TensorComparison};
-use crate::names::is_obeyed;
+use crate::names::is_control;
 
 use super::Report;
 
@@ -51,8 +51,8 @@ impl Formatter for Escaping {
         out: &mut W,
         fragment: &str,
     ) -> io::Result<()> {
-        for piece in fragment.split_inclusive(is_obeyed) {
-            let last = piece.chars().next_back().filter(|&last| is_obeyed(last));
+        for piece in fragment.split_inclusive(is_control) {
+            let last = piece.chars().next_back().filter(|&last| is_control(last));
             out.write_all(&piece.as_bytes()[..piece.len() - last.map_or(0, char::len_utf8)])?;
             if let Some(last) = last {
                 write!(out, "\\u{:04x}", u32::from(last))?;

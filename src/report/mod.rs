@@ -12,8 +12,8 @@ pub use style::Style;
 
 use crate::catalog::{Origin, Problem};
 use crate::compare::TensorComparison;
+use crate::judge::verdict::Verdict;
 use crate::names::{Name, printable};
-use crate::verdict::Verdict;
 
 /// All that a report may tell.
 #[derive(Debug)]
@@ -57,4 +57,14 @@ fn origin_text(origin: &Origin) -> String {
     }
     let path = origin.resolved.to_string_lossy();
     format!("{}\n   {}", printable(&path), parts.join(", "))
+}
+
+/// Says on standard error what went wrong, a line for every cause, each with the program's name in front.
+pub fn complain(text: &str) {
+    use std::io::Write;
+    let mut stderr = std::io::stderr().lock();
+    for line in text.lines() {
+        // Where even standard error is gone there is nobody left to tell.
+        let _ = writeln!(stderr, "ckptcmp: {}", crate::names::printable(line));
+    }
 }

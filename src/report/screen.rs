@@ -6,10 +6,10 @@ use std::cmp::Ordering;
 use std::io::{self, Write};
 
 use crate::compare::{Outcome, TensorComparison};
+use crate::judge::verdict::{self, Verdict};
 use crate::kernel::Stats;
 use crate::names::{Name, printable};
 use crate::tensor::Merge;
-use crate::verdict::{self, Verdict};
 
 use super::catalog::WIDEST;
 use super::units::{bytes, counted, grouped, scientific, shape};

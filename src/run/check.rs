@@ -8,10 +8,10 @@ use crate::catalog::{Catalog, Section};
 use crate::cli::CheckArgs;
 use crate::compare::{bytes_to_survey, survey};
 use crate::formats;
+use crate::judge::verdict;
 use crate::pairing::Pair;
 use crate::report::check::CheckReport;
 use crate::report::{Style, check, progress};
-use crate::verdict;
 
 use super::{print_list, unless_closed};
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::dtype::Dtype;
-use crate::extent::{Extent, numel};
-use crate::io::FileId;
-use crate::limits::LIMITS;
+use crate::base::dtype::Dtype;
+use crate::base::extent::{Extent, numel};
+use crate::base::limits::LIMITS;
+use crate::storage::FileId;
 
 use super::tiling;
 use super::{Piece, StoredTensor};

@@ -2,10 +2,10 @@
 
 use thiserror::Error;
 
-use crate::dtype::Dtype;
-use crate::extent;
-use crate::io::Region;
-use crate::limits::LIMITS;
+use crate::base::dtype::Dtype;
+use crate::base::extent;
+use crate::base::limits::LIMITS;
+use crate::storage::Region;
 
 /// The order of the bytes of an element in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -5,8 +5,8 @@
 
 use ndarray::{ArrayD, Axis, IxDyn, Slice};
 
-use crate::dtype::Dtype;
-use crate::io::{FileId, Region};
+use crate::base::dtype::Dtype;
+use crate::storage::{FileId, Region};
 
 use super::{ByteOrder, LogicalTensor, Piece, StoredTensor};
 
@@ -330,7 +330,7 @@ pub(crate) fn lay(places: &mut ArrayD<Option<Place>>, pieces: &[Piece], element:
 
 /// A region of a file that is there only by name: for tests that never read.
 pub(crate) fn pretended(len: u64) -> Region {
-    let mut files = crate::io::FileSet::default();
+    let mut files = crate::storage::FileSet::default();
     let file: FileId = files.add(&std::env::current_exe().unwrap()).unwrap();
     Region { file, offset: 0, len }
 }

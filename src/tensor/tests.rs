@@ -6,8 +6,8 @@ use ndarray::ArrayD;
 
 use super::testing::{Maker, Model, Place, Random, lay, pretended};
 use super::{ByteOrder, LogicalTensor, Piece, StoredError, StoredTensor, TensorError};
-use crate::dtype::Dtype;
-use crate::extent::Extent;
+use crate::base::dtype::Dtype;
+use crate::base::extent::Extent;
 
 const CASES: u64 = 3000;
 

@@ -5,7 +5,7 @@
 //! apart (a pinwheel) are compared pair by pair.
 
 use super::TensorError;
-use crate::extent::Extent;
+use crate::base::extent::Extent;
 
 /// Levels of groups in groups. Straight cuts need one or two for each dimension.
 const LEVELS: usize = 64;

@@ -1,7 +1,7 @@
 //! View algebra on pieces: every operation moves boxes and strides, never bytes.
 
-use crate::extent::Extent;
-use crate::io::FileId;
+use crate::base::extent::Extent;
+use crate::storage::FileId;
 
 use super::{ByteOrder, StoredTensor};
 

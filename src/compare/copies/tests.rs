@@ -7,12 +7,12 @@ use std::sync::atomic::AtomicU64;
 
 use tempfile::NamedTempFile;
 
+use crate::base::dtype::Dtype;
 use crate::compare::{Outcome, TensorComparison, compare};
-use crate::dtype::Dtype;
-use crate::io::{FileId, FileSet, Region};
 use crate::kernel::BLOCK;
 use crate::names::Name;
 use crate::pairing::Pair;
+use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::testing::Random;
 use crate::tensor::{ByteOrder, LogicalTensor, Merge, StoredTensor};
 

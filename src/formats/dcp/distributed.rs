@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::base::extent::Extent;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
-use crate::dcp::ShardFile;
-use crate::extent::Extent;
-use crate::io::{FileId, FileSet};
+use crate::containers::dcp::ShardFile;
+use crate::containers::safetensors::Safetensors;
 use crate::names::megatron::is_buffer;
 use crate::names::{Name, is_vocabulary};
-use crate::safetensors::Safetensors;
+use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
 
 use super::super::{Located, OpenError, OpenOptions};

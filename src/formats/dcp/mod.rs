@@ -12,15 +12,15 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::base::dtype::Dtype;
+use crate::base::limits::{ENTRY, LIMITS};
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
-use crate::dcp::{Checkpoint, Fault, METADATA, Metadata, SliceError, metadata_files};
-use crate::dtype::Dtype;
-use crate::io::FileSet;
-use crate::layout::Fact;
-use crate::limits::{ENTRY, LIMITS};
+use crate::containers::dcp::{Checkpoint, Fault, METADATA, Metadata, SliceError, metadata_files};
+use crate::containers::torch::TorchFile;
 use crate::names::{Name, is_vocabulary};
+use crate::storage::FileSet;
 use crate::tensor::{ByteOrder, LogicalTensor};
-use crate::torch::TorchFile;
 
 use super::megatron_dist::fsdp;
 use super::state::state_of;
@@ -188,7 +188,7 @@ impl Reading {
             let torch = checkpoint.object(key, files)?;
             Ok((state_of(&torch, torch.root()), holds_tensors(&torch)))
         });
-        let read: Vec<Result<(Fact, bool), SliceError>> = read.collect();
+        let read: Vec<Result<(PlainValue, bool), SliceError>> = read.collect();
         let mut left = LIMITS.metadata;
         for (key, found) in keys.into_iter().zip(read) {
             match found {
@@ -206,7 +206,7 @@ impl Reading {
         const ITERATIONS: [&str; 3] = ["iteration", "step", "global_step"];
         let mut iterations =
             ITERATIONS.iter().filter_map(|key| match self.catalog.state.get(*key) {
-                Some(Fact::Int(number)) => u64::try_from(*number).ok(),
+                Some(PlainValue::Int(number)) => u64::try_from(*number).ok(),
                 _ => None,
             });
         self.catalog.origin.iteration = self.catalog.origin.iteration.or(iterations.next());
@@ -286,7 +286,7 @@ fn holds_tensors(torch: &TorchFile) -> bool {
 }
 
 /// The one element of a tensor of the usual number types.
-fn scalar(tensor: &LogicalTensor, files: &FileSet) -> Option<Fact> {
+fn scalar(tensor: &LogicalTensor, files: &FileSet) -> Option<PlainValue> {
     let piece = tensor.pieces().first()?;
     let mut bytes = [0; 8];
     let bytes = bytes.get_mut(..usize::try_from(tensor.dtype().size()).ok()?)?;
@@ -295,10 +295,10 @@ fn scalar(tensor: &LogicalTensor, files: &FileSet) -> Option<Fact> {
         bytes.reverse();
     }
     Some(match tensor.dtype() {
-        Dtype::Int64 => Fact::Int(i64::from_le_bytes(*bytes.first_chunk()?)),
-        Dtype::Int32 => Fact::Int(i32::from_le_bytes(*bytes.first_chunk()?).into()),
-        Dtype::Float64 => Fact::Float(f64::from_le_bytes(*bytes.first_chunk()?)),
-        Dtype::Float32 => Fact::Float(f32::from_le_bytes(*bytes.first_chunk()?).into()),
+        Dtype::Int64 => PlainValue::Int(i64::from_le_bytes(*bytes.first_chunk()?)),
+        Dtype::Int32 => PlainValue::Int(i32::from_le_bytes(*bytes.first_chunk()?).into()),
+        Dtype::Float64 => PlainValue::Float(f64::from_le_bytes(*bytes.first_chunk()?)),
+        Dtype::Float32 => PlainValue::Float(f32::from_le_bytes(*bytes.first_chunk()?).into()),
         _ => return None,
     })
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::layout::Fact;
+use crate::base::plain::PlainValue;
 
 /// Longer than any configuration.
 const LONGEST: u64 = 1 << 20;
@@ -12,8 +12,8 @@ const LONGEST: u64 = 1 << 20;
 const FILES: usize = 64;
 
 /// The plain values at the top of the `.yml` files of `configs/`, beside the tag's files or in its save folder.
-pub(super) fn facts(tag: &Path) -> BTreeMap<String, Fact> {
-    let mut facts = BTreeMap::new();
+pub(super) fn run_args(tag: &Path) -> BTreeMap<String, PlainValue> {
+    let mut run_args = BTreeMap::new();
     for root in [tag.parent(), Some(tag)].into_iter().flatten() {
         let files = std::fs::read_dir(root.join("configs")).into_iter().flatten().flatten();
         let mut files: Vec<_> = files.map(|entry| entry.path()).collect();
@@ -25,15 +25,15 @@ pub(super) fn facts(tag: &Path) -> BTreeMap<String, Fact> {
             let is_fitting =
                 std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() <= LONGEST);
             if let Some(bytes) = is_fitting.then(|| std::fs::read(path).ok()).flatten() {
-                facts.extend(String::from_utf8_lossy(&bytes).lines().filter_map(fact));
+                run_args.extend(String::from_utf8_lossy(&bytes).lines().filter_map(fact));
             }
         }
     }
-    facts
+    run_args
 }
 
 /// `"gpt-j-residual": true,` and the like; gpt-neox takes `-` and `_` for the same.
-fn fact(line: &str) -> Option<(String, Fact)> {
+fn fact(line: &str) -> Option<(String, PlainValue)> {
     let line = line.split(" #").next()?;
     let (key, value) = line.trim().split_once(':')?;
     let key = key.trim().trim_matches(['"', '\'']).replace('-', "_");
@@ -43,9 +43,9 @@ fn fact(line: &str) -> Option<(String, Fact)> {
         return None;
     }
     let fact = match value {
-        "true" | "True" => Fact::Bool(true),
-        "false" | "False" => Fact::Bool(false),
-        _ => Fact::Int(value.parse().ok()?),
+        "true" | "True" => PlainValue::Bool(true),
+        "false" | "False" => PlainValue::Bool(false),
+        _ => PlainValue::Int(value.parse().ok()?),
     };
     Some((key, fact))
 }
@@ -57,10 +57,13 @@ mod tests {
     #[test]
     fn plain_lines_are_facts() {
         let read = |line| fact(line);
-        let yes = Some(("gpt_j_residual".to_owned(), Fact::Bool(true)));
+        let yes = Some(("gpt_j_residual".to_owned(), PlainValue::Bool(true)));
         assert_eq!(read("  \"gpt-j-residual\": true,"), yes);
         assert_eq!(read("gpt_j_residual: True  # parallel"), yes);
-        assert_eq!(read("\"num_layers\": 44,"), Some(("num_layers".to_owned(), Fact::Int(44))));
+        assert_eq!(
+            read("\"num_layers\": 44,"),
+            Some(("num_layers".to_owned(), PlainValue::Int(44)))
+        );
         for line in ["{", "# comment", "\"optimizer\": {", "  \"lr\": 0.1,", ": 1", ""] {
             assert_eq!(read(line), None, "{line}");
         }

@@ -1,13 +1,13 @@
 //! Where a DeepSpeed checkpoint is, and what the files in it are, by their names.
 //!
-//! Facts from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
+//! RunArgs from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
 //! `_get_expert_ckpt_name`, `_get_optimizer_ckpt_name`; `runtime/pipe/module.py`: `ckpt_layer_path`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::base::limits::LIMITS;
 use crate::formats::{Located, OpenError};
-use crate::limits::LIMITS;
 use crate::names::printable;
 
 /// Files that name the newest tag: an ordinary checkpoint's, and that of a universal one.

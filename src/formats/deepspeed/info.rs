@@ -1,10 +1,10 @@
 //! `universal_checkpoint_info`: regular expressions by which a run says itself how its parameters are cut.
 //!
-//! Facts from DeepSpeed 0.19 (`checkpoint/constants.py`, `checkpoint/ds_to_universal.py`, `merge_tp_slices`).
+//! RunArgs from DeepSpeed 0.19 (`checkpoint/constants.py`, `checkpoint/ds_to_universal.py`, `merge_tp_slices`).
 
 use regex::bytes::{Regex, RegexBuilder};
 
-use crate::layout::Fact;
+use crate::base::plain::PlainValue;
 use crate::layout::cuts::Cut;
 
 /// The lists of patterns, and what each says. Everything else is cut along dimension 0.
@@ -31,22 +31,22 @@ pub(super) struct Info {
 }
 
 impl Info {
-    pub(super) fn new(info: Option<&Fact>) -> Self {
+    pub(super) fn new(info: Option<&PlainValue>) -> Self {
         let mut found = Self::default();
-        let Some(Fact::Map(info)) = info else { return found };
+        let Some(PlainValue::Map(info)) = info else { return found };
         for (list, cut) in LISTS {
-            if let Some(Fact::List(patterns)) = info.get(list) {
+            if let Some(PlainValue::List(patterns)) = info.get(list) {
                 patterns.iter().for_each(|pattern| found.add(pattern, &cut));
             }
         }
-        if let Some(Fact::List(subs)) = info.get("parameter_with_sub_params") {
+        if let Some(PlainValue::List(subs)) = info.get("parameter_with_sub_params") {
             subs.iter().for_each(|sub| found.add_sections(sub));
         }
         found
     }
 
-    fn add(&mut self, pattern: &Fact, cut: &Cut) {
-        let Fact::Text(pattern) = pattern else { return };
+    fn add(&mut self, pattern: &PlainValue, cut: &Cut) {
+        let PlainValue::Text(pattern) = pattern else { return };
         if self.rules.len() >= PATTERNS {
             return;
         }
@@ -59,27 +59,30 @@ impl Info {
     }
 
     /// `{"patterns": [...], "shape": [[q, k, v], -1], "partition_dim": 0}`.
-    fn add_sections(&mut self, sub: &Fact) {
-        let Fact::Map(sub) = sub else { return };
-        let (Some(Fact::List(patterns)), Some(Fact::List(shape)), Some(Fact::Int(dim))) =
-            (sub.get("patterns"), sub.get("shape"), sub.get("partition_dim"))
+    fn add_sections(&mut self, sub: &PlainValue) {
+        let PlainValue::Map(sub) = sub else { return };
+        let (
+            Some(PlainValue::List(patterns)),
+            Some(PlainValue::List(shape)),
+            Some(PlainValue::Int(dim)),
+        ) = (sub.get("patterns"), sub.get("shape"), sub.get("partition_dim"))
         else {
             return;
         };
         let dim = usize::try_from(*dim).unwrap_or(usize::MAX);
-        let size = |fact: &Fact| match fact {
-            Fact::Int(size) => u64::try_from(*size).ok(),
+        let size = |fact: &PlainValue| match fact {
+            PlainValue::Int(size) => u64::try_from(*size).ok(),
             _ => None,
         };
         let sizes = match shape.get(dim) {
-            Some(Fact::List(sizes)) => sizes.iter().map(size).collect::<Option<Vec<u64>>>(),
+            Some(PlainValue::List(sizes)) => sizes.iter().map(size).collect::<Option<Vec<u64>>>(),
             _ => None,
         };
         for pattern in patterns {
             match &sizes {
                 Some(sizes) => self.add(pattern, &Cut::Sections { dim, sizes: sizes.clone() }),
                 None => self.unread.extend(match pattern {
-                    Fact::Text(pattern) => Some(pattern.chars().take(200).collect()),
+                    PlainValue::Text(pattern) => Some(pattern.chars().take(200).collect()),
                     _ => None,
                 }),
             }

@@ -20,7 +20,7 @@ mod whole;
 mod zero;
 
 use crate::catalog::{Catalog, Section};
-use crate::io::FileSet;
+use crate::storage::FileSet;
 
 use super::{Format, Located, OpenError, OpenOptions};
 

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
+use crate::base::limits::LIMITS;
+use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::formats::{MissingFile, OpenError, OpenOptions};
-use crate::io::{FileId, FileSet};
-use crate::layout::{Fact, Facts};
-use crate::limits::LIMITS;
+use crate::layout::RunArgs;
+use crate::storage::{FileId, FileSet};
 
 use super::config;
 use super::folder::Folder;
@@ -34,7 +35,7 @@ pub(super) struct Run<'a> {
     pub path: &'a Path,
     /// By model parallel rank; under ZeRO-3 one for every data parallel rank, else one.
     pub models: BTreeMap<u64, Vec<ModelStates>>,
-    pub facts: Facts,
+    pub run_args: RunArgs,
     /// Tensor parallel size.
     pub tp: u64,
     /// Pipeline stages.
@@ -75,9 +76,9 @@ impl<'a> Run<'a> {
     ) -> Result<Self, OpenError> {
         let models = open_models(folder, path, files)?;
         let all = || models.values().flatten();
-        let mut facts = config::facts(path);
-        facts.extend(all().find_map(|model| model.args.clone()).unwrap_or_default());
-        let facts = Facts::new(facts, &options.facts);
+        let mut run_args = config::run_args(path);
+        run_args.extend(all().find_map(|model| model.args.clone()).unwrap_or_default());
+        let run_args = RunArgs::new(run_args, &options.run_args);
 
         let content = |what: String| OpenError::Content { path: path.to_path_buf(), what };
         let world = all().filter_map(|model| model.mp_world).max().unwrap_or(1);
@@ -100,19 +101,19 @@ impl<'a> Run<'a> {
         let experts = |layer: u64| {
             let told = all().find_map(|model| model.state.get("num_experts"));
             let count = match told? {
-                Fact::List(counts) => {
+                PlainValue::List(counts) => {
                     counts.get(usize::try_from(layer).ok()?).or(counts.first()).cloned()?
                 }
                 one => one.clone(),
             };
-            if let Fact::Int(count) = count { u64::try_from(count).ok() } else { None }
+            if let PlainValue::Int(count) = count { u64::try_from(count).ok() } else { None }
         };
         let why = || "other experts of the layer are there".to_owned();
         missing(folder.missing_experts(experts).into_iter().map(|name| (path.join(name), why())))?;
 
         let layer_ranks = folder.layers.keys().map(|(_, tp)| tp + 1).max();
         let degree = all().find_map(|model| model.degrees).map(|(_, tp)| tp);
-        let told = layer_ranks.or(degree).or(facts.size("tensor_model_parallel_size"));
+        let told = layer_ranks.or(degree).or(run_args.size("tensor_model_parallel_size"));
         let tp = told.filter(|tp| *tp > 0 && count % tp == 0).unwrap_or(count);
         if layer_ranks.is_some_and(|ranks| ranks > tp) {
             return Err(content(format!(
@@ -141,7 +142,7 @@ impl<'a> Run<'a> {
                 let stored = model.module.iter().flatten().map(|(name, _)| name);
                 stored.chain(model.params().map(|(name, _)| name)).any(|name| is_sequential(name))
             });
-        Ok(Self { folder, path, models, facts, tp, pp: count / tp, weights, is_pipeline })
+        Ok(Self { folder, path, models, run_args, tp, pp: count / tp, weights, is_pipeline })
     }
 
     /// The first data parallel rank's model states of every model parallel rank.
@@ -210,7 +211,7 @@ impl<'a> Run<'a> {
         }
         if names.is_neox {
             for layer in
-                names.missing(self.facts.size("num_layers").filter(|n| *n <= LIMITS.layers))
+                names.missing(self.run_args.size("num_layers").filter(|n| *n <= LIMITS.layers))
             {
                 let why = "a transformer layer between or after those that are there".to_owned();
                 absent.insert((layer, 0), why);
@@ -307,9 +308,9 @@ impl<'a> Run<'a> {
             text.push_str(&format!(" dp{dp}"));
         }
         let stage = self.firsts().find_map(|(_, model)| {
-            let Fact::Map(config) = model.state.get("ds_config")? else { return None };
-            let Fact::Map(zero) = config.get("zero_optimization")? else { return None };
-            let Fact::Int(stage) = zero.get("stage")? else { return None };
+            let PlainValue::Map(config) = model.state.get("ds_config")? else { return None };
+            let PlainValue::Map(zero) = config.get("zero_optimization")? else { return None };
+            let PlainValue::Int(stage) = zero.get("stage")? else { return None };
             Some(*stage)
         });
         if let Some(stage) = stage {
@@ -350,7 +351,9 @@ fn open_models(
     let read: Vec<ModelStates> = read.collect::<Result<_, OpenError>>()?;
     if !folder.zero_model.is_empty() {
         let declared = read.iter().filter_map(|model| match model.state.get("dp_world_size") {
-            Some(Fact::Int(size)) => u64::try_from(*size).ok().filter(|size| *size <= LIMITS.ranks),
+            Some(PlainValue::Int(size)) => {
+                u64::try_from(*size).ok().filter(|size| *size <= LIMITS.ranks)
+            }
             _ => None,
         });
         let found = folder.zero_model.keys().map(|(_, dp)| dp + 1).max().unwrap_or(0);

@@ -1,21 +1,21 @@
 //! What one file of a DeepSpeed checkpoint holds, taken out of its pickle.
 //!
-//! Facts from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_save_checkpoint`, `_save_zero_checkpoint`;
+//! RunArgs from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_save_checkpoint`, `_save_zero_checkpoint`;
 //! `runtime/zero/stage_1_and_2.py`, `stage3.py` and `runtime/bf16_optimizer.py`: `state_dict`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::base::limits::LIMITS;
+use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
+use crate::containers::torch::{TorchFile, ValueId};
 use crate::formats::state::{facts_of, state_of};
 use crate::formats::walk::{Bounds, Excess, TensorWalk};
 use crate::formats::{OpenError, torch_file};
-use crate::io::{FileId, FileSet};
-use crate::layout::Fact;
-use crate::limits::LIMITS;
+use crate::storage::{FileId, FileSet};
 use crate::tensor::StoredTensor;
-use crate::torch::{TorchFile, ValueId};
 
 /// Parameters with their shapes, in the order in which they lie in the flat partitions, by group.
 pub(super) type Shapes = Vec<(Arc<str>, Vec<u64>)>;
@@ -60,10 +60,10 @@ pub(super) struct ModelStates {
     pub mp_world: Option<u64>,
     pub version: Option<String>,
     pub steps: Option<u64>,
-    pub args: Option<BTreeMap<String, Fact>>,
-    pub state: BTreeMap<String, Fact>,
+    pub args: Option<BTreeMap<String, PlainValue>>,
+    pub state: BTreeMap<String, PlainValue>,
     /// What `universal_checkpoint_info` says of how parameters are cut.
-    pub info: Option<Fact>,
+    pub info: Option<PlainValue>,
     pub left_out: usize,
     pub problems: Vec<Problem>,
 }

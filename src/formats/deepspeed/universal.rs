@@ -1,6 +1,6 @@
 //! Universal checkpoints: a folder for every parameter, in it a file for every state, put together over all ranks.
 //!
-//! Facts from DeepSpeed 0.19 (`checkpoint/ds_to_universal.py`): from ZeRO-1 and 2 a file holds a dict with the tensor as
+//! RunArgs from DeepSpeed 0.19 (`checkpoint/ds_to_universal.py`): from ZeRO-1 and 2 a file holds a dict with the tensor as
 //! `param`; from ZeRO-3 it holds a bare vector without a shape.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,11 +11,11 @@ use rayon::prelude::*;
 
 use crate::catalog::Problem;
 use crate::formats::{MissingFile, OpenError};
-use crate::io::{FileId, FileSet};
+use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, StoredTensor};
 
 use super::states::open;
-use super::zero::{Moment, Moments, shaped_vector};
+use super::zero::{OptimizerState, OptimizerStates, shaped_vector};
 
 /// The states of a universal checkpoint, by the name of the file; `step` is a number and no tensor of a parameter.
 const NOT_A_STATE: &str = "step";
@@ -26,7 +26,7 @@ const COMMON_STATE: &str = "optimizer_state.pt";
 /// What the files in `zero/` hold.
 #[derive(Default)]
 pub(super) struct Universal {
-    pub moments: Moments,
+    pub moments: OptimizerStates,
     /// Files with a value that is no master: the widened 16-bit weight of an alias, a frozen parameter or a buffer.
     pub left_out: usize,
     pub shards: usize,
@@ -54,7 +54,7 @@ pub(super) fn read(
         match found {
             Ok(tensor) => {
                 let Source { param, state, .. } = source;
-                universal.moments.found.push(Moment { state, param, tensor });
+                universal.moments.found.push(OptimizerState { state, param, tensor });
             }
             Err(problem) => universal.moments.problems.push(problem),
         }

@@ -3,27 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::base::extent::numel;
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
-use crate::extent::numel;
 use crate::formats::{Located, OpenError, OpenOptions};
-use crate::io::FileSet;
-use crate::layout::Fact;
 use crate::layout::cuts::{Cut, Cuts, Part, PartMerger, Parts, RowBiases};
 use crate::names::Name;
+use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge, StoredTensor};
 
 use super::info::Info;
 use super::pipeline::{LayerNames, split_layer};
 use super::ranks::{Layer, Run, Weights, add};
 use super::states::{self, MASTER, ModelStates};
-use super::zero::{self, Moment, Moments};
+use super::zero::{self, OptimizerState, OptimizerStates};
 use super::{FORMAT, universal};
 
 /// A master or moment with the rank that holds it.
 struct Held {
     stage: u64,
     tp: u64,
-    moment: Moment,
+    moment: OptimizerState,
 }
 
 /// A checkpoint on the way to a catalog.
@@ -168,7 +168,7 @@ impl<'a> Whole<'a> {
         Ok(())
     }
 
-    fn hold(&mut self, stage: u64, tp: u64, moments: Moments) {
+    fn hold(&mut self, stage: u64, tp: u64, moments: OptimizerStates) {
         let note = "param_slice_mappings contradicts the order of param_shapes (round_robin_gradients), which is taken, as \
                     zero_to_fp32 does; a universal conversion by ds_to_universal takes the other";
         if moments.is_reordered && !self.notes.iter().any(|said| said == note) {
@@ -287,7 +287,7 @@ impl<'a> Whole<'a> {
         for (mp, models) in &run.models {
             let (stage, tp) = run.coord(*mp);
             let ranks: Vec<_> = models.iter().collect();
-            let Moments { found, problems, .. } = zero::frozen(&ranks);
+            let OptimizerStates { found, problems, .. } = zero::frozen(&ranks);
             self.problems.extend(problems);
             for moment in found {
                 if known.insert(moment.param.clone()) || run.tp > 1 {
@@ -333,7 +333,7 @@ impl<'a> Whole<'a> {
 
     pub(super) fn add_optimizer(&mut self) {
         for Held { stage, tp, moment } in std::mem::take(&mut self.masters) {
-            let Moment { state, param, tensor } = moment;
+            let OptimizerState { state, param, tensor } = moment;
             let name = format!("optimizer.{state}.{}", self.names.of_param(&param));
             self.part(Section::Optimizer, &name, &param, Part { stage, tp, tensor });
         }
@@ -357,8 +357,8 @@ impl<'a> Whole<'a> {
 
     /// What the biases of row-parallel layers are: as the configuration says, or as Megatron-DeepSpeed always has them.
     fn row_biases(&self) -> RowBiases {
-        match self.run.facts.get("gpt_j_residual") {
-            Some(Fact::Bool(true)) => RowBiases::Partial,
+        match self.run.run_args.get("gpt_j_residual") {
+            Some(PlainValue::Bool(true)) => RowBiases::Partial,
             Some(_) => RowBiases::Copies,
             None => {
                 let mut names = self.model.keys().chain(self.optimizer.keys());
@@ -392,7 +392,8 @@ impl<'a> Whole<'a> {
         catalog.problems.append(&mut self.problems);
         let first = self.run.firsts().next();
         catalog.state = first.map(|(_, model)| model.state.clone()).unwrap_or_default();
-        let args = self.run.facts.of_run().map(|args| ("args".to_owned(), Fact::Map(args)));
+        let args =
+            self.run.run_args.of_run().map(|args| ("args".to_owned(), PlainValue::Map(args)));
         catalog.state.extend(args);
         let cuts = Cuts::new(&options.rules);
         let from_masters = self.run.weights == Weights::Masters;

@@ -1,19 +1,19 @@
 //! ZeRO: flat partitions of the optimizer -> tensors. Nothing is moved: a parameter is pieces of the partitions.
 //!
-//! Facts from DeepSpeed 0.19 (`utils/zero_to_fp32.py`, `checkpoint/ds_to_universal.py`, `utils/groups.py`).
+//! RunArgs from DeepSpeed 0.19 (`utils/zero_to_fp32.py`, `checkpoint/ds_to_universal.py`, `utils/groups.py`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::base::extent::numel;
 use crate::catalog::Problem;
-use crate::extent::numel;
 use crate::names::printable;
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
 use super::states::{ModelStates, Shapes, ZeroStates, file_name};
 
 /// A tensor of the optimizer.
-pub(super) struct Moment {
+pub(super) struct OptimizerState {
     /// `fp32_param`, `exp_avg`, ...
     pub state: String,
     /// The parameter that it belongs to.
@@ -23,16 +23,16 @@ pub(super) struct Moment {
 
 /// The masters and moments of one model parallel rank.
 #[derive(Default)]
-pub(super) struct Moments {
-    pub found: Vec<Moment>,
+pub(super) struct OptimizerStates {
+    pub found: Vec<OptimizerState>,
     pub problems: Vec<Problem>,
     /// `param_slice_mappings` says another order than `param_shapes`, which holds.
     pub is_reordered: bool,
 }
 
 /// Puts together what the ranks hold, which come in the order of their numbers: the parameters of every group.
-pub(super) fn moments(shapes: &[Shapes], ranks: &[&ZeroStates]) -> Moments {
-    let mut moments = Moments::default();
+pub(super) fn moments(shapes: &[Shapes], ranks: &[&ZeroStates]) -> OptimizerStates {
+    let mut moments = OptimizerStates::default();
     let states: BTreeSet<&String> = ranks.iter().flat_map(|rank| rank.flats.keys()).collect();
     for state in states {
         let zero = Zero { shapes, ranks, state, moments: &mut moments };
@@ -45,8 +45,8 @@ pub(super) fn moments(shapes: &[Shapes], ranks: &[&ZeroStates]) -> Moments {
 }
 
 /// Pieces of the frozen parameters of ZeRO-3, which every rank's model file has a part of.
-pub(super) fn frozen(ranks: &[&ModelStates]) -> Moments {
-    let mut moments = Moments::default();
+pub(super) fn frozen(ranks: &[&ModelStates]) -> OptimizerStates {
+    let mut moments = OptimizerStates::default();
     let shapes = ranks.first().map_or(&[][..], |rank| &rank.frozen_shapes);
     for (param, shape) in shapes {
         let fragments = ranks.iter().map(|rank| {
@@ -75,11 +75,11 @@ fn missing(path: &std::path::Path) -> Trouble {
     Trouble(format!("{} holds no part of it", printable(&file_name(path))))
 }
 
-impl Moments {
+impl OptimizerStates {
     fn add(&mut self, state: &str, param: &Arc<str>, tensor: Result<LogicalTensor, Trouble>) {
         match tensor {
             Ok(tensor) => {
-                self.found.push(Moment {
+                self.found.push(OptimizerState {
                     state: state.to_owned(),
                     param: Arc::clone(param),
                     tensor,
@@ -182,7 +182,7 @@ struct Zero<'a> {
     shapes: &'a [Shapes],
     ranks: &'a [&'a ZeroStates],
     state: &'a str,
-    moments: &'a mut Moments,
+    moments: &'a mut OptimizerStates,
 }
 
 /// The data parallel ranks that share a group, and the experts that are theirs.

@@ -8,9 +8,9 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
+use crate::base::limits::{ENTRY, LIMITS};
+use crate::base::plain::PlainValue;
 use crate::formats::OpenError;
-use crate::layout::Fact;
-use crate::limits::{ENTRY, LIMITS};
 
 /// Where each tensor of a model is.
 #[derive(Debug, Deserialize)]
@@ -33,7 +33,7 @@ impl Index {
     ///
     /// # Errors
     /// It cannot be read, is none, or names files elsewhere.
-    pub(super) fn read(path: &Path) -> Result<(Self, Option<Fact>), OpenError> {
+    pub(super) fn read(path: &Path) -> Result<(Self, Option<PlainValue>), OpenError> {
         let content = |what: String| OpenError::Content { path: path.to_path_buf(), what };
         let bytes = read_file(path, LONGEST)
             .map_err(|source| OpenError::Io { path: path.to_path_buf(), source })?;
@@ -112,7 +112,7 @@ fn is_inside(file: &str) -> bool {
 ///
 /// # Errors
 /// It cannot be read, or is no JSON.
-pub(super) fn read_json(path: &Path) -> Result<Option<Fact>, String> {
+pub(super) fn read_json(path: &Path) -> Result<Option<PlainValue>, String> {
     if path.symlink_metadata().is_err() {
         return Ok(None);
     }
@@ -130,19 +130,19 @@ fn read_file(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
 }
 
 /// JSON is nested at most 128 levels deep here: what is deeper, its reader refuses.
-fn fact_of(value: Value) -> Fact {
+fn fact_of(value: Value) -> PlainValue {
     match value {
-        Value::Null => Fact::None,
-        Value::Bool(value) => Fact::Bool(value),
+        Value::Null => PlainValue::None,
+        Value::Bool(value) => PlainValue::Bool(value),
         Value::Number(number) => match (number.as_i64(), number.as_f64()) {
-            (Some(integer), _) => Fact::Int(integer),
-            (None, Some(float)) => Fact::Float(float),
-            (None, None) => Fact::Opaque("number".to_owned()),
+            (Some(integer), _) => PlainValue::Int(integer),
+            (None, Some(float)) => PlainValue::Float(float),
+            (None, None) => PlainValue::Opaque("number".to_owned()),
         },
-        Value::String(text) => Fact::Text(text),
-        Value::Array(members) => Fact::List(members.into_iter().map(fact_of).collect()),
+        Value::String(text) => PlainValue::Text(text),
+        Value::Array(members) => PlainValue::List(members.into_iter().map(fact_of).collect()),
         Value::Object(entries) => {
-            Fact::Map(entries.into_iter().map(|(key, value)| (key, fact_of(value))).collect())
+            PlainValue::Map(entries.into_iter().map(|(key, value)| (key, fact_of(value))).collect())
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Hugging Face folders and safetensors files: one file or numbered ones, with an index or without.
 //!
-//! Facts from transformers 4.x and 5.x (`modeling_utils.py`, `save_pretrained`, `utils/hub.py`), safetensors 0.8
+//! RunArgs from transformers 4.x and 5.x (`modeling_utils.py`, `save_pretrained`, `utils/hub.py`), safetensors 0.8
 //! (`safetensors/torch.py`, `save_model`) and huggingface_hub (cache folders).
 
 mod index;
@@ -13,11 +13,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
-use crate::io::FileSet;
-use crate::layout::Fact;
+use crate::containers::safetensors::Safetensors;
 use crate::names::{Name, is_vocabulary};
-use crate::safetensors::Safetensors;
+use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
 use super::walk::Bounds;
@@ -94,7 +94,7 @@ struct Folder<'a> {
     bounds: Bounds,
     problems: Vec<Problem>,
     notes: Vec<String>,
-    state: BTreeMap<String, Fact>,
+    state: BTreeMap<String, PlainValue>,
 }
 
 impl Folder<'_> {
@@ -111,10 +111,10 @@ impl Folder<'_> {
     }
 
     /// A value of the model's own description, or of its language model's.
-    fn config(&self, key: &str) -> Option<&Fact> {
-        let Some(Fact::Map(config)) = self.state.get("config") else { return None };
+    fn config(&self, key: &str) -> Option<&PlainValue> {
+        let Some(PlainValue::Map(config)) = self.state.get("config") else { return None };
         let nested = || match config.get("text_config") {
-            Some(Fact::Map(text)) => text.get(key),
+            Some(PlainValue::Map(text)) => text.get(key),
             _ => None,
         };
         config.get(key).or_else(nested)
@@ -178,7 +178,7 @@ impl Folder<'_> {
 
     fn gather(mut self, index: Option<&Index>, parts: Vec<Part>, options: &OpenOptions) -> Catalog {
         let mut origin = Origin { format: FORMAT.name, shards: parts.len(), ..Origin::default() };
-        if let Some(Fact::Text(version)) = self.config("transformers_version") {
+        if let Some(PlainValue::Text(version)) = self.config("transformers_version") {
             origin.writer = Some(format!("transformers {version}"));
         }
         let tied_by_config = self.config("tie_word_embeddings").cloned();
@@ -270,11 +270,11 @@ fn tie_aliases(catalog: &mut Catalog, aliases: BTreeMap<String, String>) {
 }
 
 /// An output layer that the configuration says is tied, or that is not there though nothing says that it is not tied.
-fn tie_output_layer(catalog: &mut Catalog, config: Option<&Fact>) {
-    if config == Some(&Fact::Bool(false)) {
+fn tie_output_layer(catalog: &mut Catalog, config: Option<&PlainValue>) {
+    if config == Some(&PlainValue::Bool(false)) {
         return;
     }
-    let is_tied = config == Some(&Fact::Bool(true));
+    let is_tied = config == Some(&PlainValue::Bool(true));
     let Some((output, embedding)) = names::tied_pair(catalog.tensors.keys()) else { return };
     let is_stored = catalog.tensors.contains_key(&output);
     if catalog.tied.contains_key(&output) || (is_stored && !is_tied) {

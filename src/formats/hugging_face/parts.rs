@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 
 use crate::catalog::Problem;
+use crate::containers::safetensors::Safetensors;
+use crate::containers::torch::TorchFile;
 use crate::formats::OpenError;
 use crate::formats::torch_file::tensors_of;
 use crate::formats::walk::Bounds;
-use crate::io::{FileId, FileSet};
-use crate::safetensors::Safetensors;
+use crate::storage::{FileId, FileSet};
 use crate::tensor::StoredTensor;
-use crate::torch::TorchFile;
 
 /// What one file holds.
 pub(super) struct Part {

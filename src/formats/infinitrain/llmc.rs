@@ -1,19 +1,19 @@
 //! The `.bin` files of llm.c that InfiniTrain starts from: a header of 256 integers, then one array after another.
 //!
-//! Facts from InfiniTrain 0.6.0 (`example/gpt2/checkpoint_loader.cc`, `example/llama3/checkpoint_loader.cc`), which
+//! RunArgs from InfiniTrain 0.6.0 (`example/gpt2/checkpoint_loader.cc`, `example/llama3/checkpoint_loader.cc`), which
 //! follow llm.c (`train_gpt2.py`, `train_llama3.py`, `write_model`). Little-endian, every kind of parameter for all
 //! layers together, weights as `[out, in]`. The names are InfiniTrain's.
 
 use std::collections::BTreeMap;
 
+use crate::base::dtype::Dtype;
+use crate::base::limits::LIMITS;
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Section};
-use crate::dtype::Dtype;
 use crate::formats::walk::Bounds;
 use crate::formats::{OpenError, OpenOptions};
-use crate::io::{FileId, FileSet, Region};
-use crate::layout::Fact;
-use crate::limits::LIMITS;
 use crate::names::{Name, Naming, is_vocabulary};
+use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::{ByteOrder, LogicalTensor, StoredTensor};
 
 use super::rules::in_layer;
@@ -66,7 +66,7 @@ pub(super) fn read(
     for Array { name, shape, is_per_layer } in arrays {
         for layer in 0..if is_per_layer { header.field("n_layer") } else { 1 } {
             let name = if is_per_layer { in_layer(layer, name) } else { name.to_owned() };
-            let bytes = crate::extent::numel(&shape)
+            let bytes = crate::base::extent::numel(&shape)
                 .and_then(|numel| numel.checked_mul(header.dtype.size()))
                 .ok_or_else(|| content(header.is_absurd()))?;
             let Some(data) = region.part(at, bytes) else {
@@ -236,7 +236,7 @@ impl Header {
         };
         let mut catalog = Catalog::new(origin, files);
         let state = self.fields.iter().filter_map(|(name, value)| {
-            Some(((*name).to_owned(), Fact::Int(i64::try_from(*value).ok()?)))
+            Some(((*name).to_owned(), PlainValue::Int(i64::try_from(*value).ok()?)))
         });
         catalog.state = state.collect();
         if !options.wants(Section::Model) {

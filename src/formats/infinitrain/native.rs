@@ -1,6 +1,6 @@
 //! InfiniTrain's own binary files: state dicts (`CKPT`) and LoRA weights (`AROL`), byte by byte.
 //!
-//! Facts from InfiniTrain 0.6.0 (`infini_train/src/checkpoint/checkpoint.cc`, `SaveStateDict`;
+//! RunArgs from InfiniTrain 0.6.0 (`infini_train/src/checkpoint/checkpoint.cc`, `SaveStateDict`;
 //! `src/nn/lora/lora_utils.cc`, `SaveLoRAWeights`): a header of magic, version and count, then the tensors one behind
 //! the other in the order of a hash map, without alignment, checksum or trailer. LoRA tensors have neither dtype nor
 //! length: they are float32.
@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::base::dtype::Dtype;
+use crate::base::extent::numel;
+use crate::base::limits::LIMITS;
 use crate::catalog::Problem;
-use crate::dtype::Dtype;
-use crate::extent::numel;
 use crate::formats::walk::{Bounds, Excess};
-use crate::io::{FileId, FileSet, Region};
-use crate::limits::LIMITS;
+use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::{ByteOrder, StoredTensor};
 
 /// What one file holds.

@@ -1,6 +1,6 @@
 //! The folders of a step -> a catalog: which ranks there are, what each holds, global names, tied weights.
 //!
-//! Facts from InfiniTrain 0.6.0 (`infini_train/include/nn/parallel/global.h`: ranks count tensor parallel first, then
+//! RunArgs from InfiniTrain 0.6.0 (`infini_train/include/nn/parallel/global.h`: ranks count tensor parallel first, then
 //! context and data parallel, then pipeline; `nn/modules/transformer/transformer.cc`: GPT-2 ties its output layer where there is
 //! one stage).
 
@@ -10,14 +10,15 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::base::limits::LIMITS;
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Origin, Problem, Section};
 use crate::formats::merged::insert_merged;
 use crate::formats::{Located, MissingShard, OpenError, OpenOptions};
-use crate::io::{FileId, FileSet, is_lfs_pointer};
 use crate::layout::rules::Rules;
-use crate::layout::{Fact, Facts, LayoutError, RankCoord, Shard, World, assemble_named};
-use crate::limits::LIMITS;
+use crate::layout::{LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, assemble_named};
 use crate::names::{self, Name};
+use crate::storage::{FileId, FileSet, is_lfs_pointer};
 
 use super::adam::add_adam;
 use super::native::{self, NativeFile, Stop};
@@ -56,8 +57,8 @@ struct Rank {
 /// How the ranks of a step are laid out, and what the run says of itself.
 struct Run {
     state: TrainerState,
-    facts: Facts,
-    world: World,
+    run_args: RunArgs,
+    world: ParallelLayout,
     /// Ranks that hold the same part of the model.
     replicas: u64,
     problems: Vec<Problem>,
@@ -75,11 +76,11 @@ pub(super) fn read_single(
     let is_folder = located.path.is_dir();
     let states = is_folder.then(|| (String::new(), folder.to_path_buf()));
     let mut run = Run::new(states.into_iter().collect(), located, options)?;
-    let World { tp, pp, .. } = run.world;
+    let ParallelLayout { tp, pp, .. } = run.world;
     let is_shard = tp * pp > 1;
     if is_shard {
         run.notes.push(format!("one shard of tp={tp} pp={pp}, compared as the shard that it is"));
-        run.world = World { tp: 1, pp: 1, ep: 1, etp: 1, ..run.world };
+        run.world = ParallelLayout { tp: 1, pp: 1, ep: 1, etp: 1, ..run.world };
     }
     let mut files = FileSet::default();
     let optimizer = is_folder.then(|| optimizer_file(folder)).flatten();
@@ -262,22 +263,22 @@ impl Run {
                 problems.push(Problem { file, tensor: None, message });
             }
         }
-        let facts = Facts::new(trainer_state::facts(&state), &options.facts);
+        let run_args = RunArgs::new(trainer_state::run_args(&state), &options.run_args);
         let in_layout = |source| OpenError::Layout { path: located.path.clone(), source };
         for fact in ["tensor_model_parallel_size", "pipeline_model_parallel_size"] {
-            match facts.size(fact) {
+            match run_args.size(fact) {
                 None if several && state.is_empty() => {
-                    return Err(in_layout(LayoutError::FactMissing { fact }));
+                    return Err(in_layout(LayoutError::ArgMissing { arg: fact }));
                 }
                 Some(0) => {
                     let reason = "no run has so few ranks";
-                    return Err(in_layout(LayoutError::Refused { fact, reason }));
+                    return Err(in_layout(LayoutError::Refused { arg: fact, reason }));
                 }
                 _ => {}
             }
         }
-        let world = World::new(&[], &facts).map_err(in_layout)?;
-        Ok(Self { state, facts, world, replicas: 1, problems, notes })
+        let world = ParallelLayout::new(&[], &run_args).map_err(in_layout)?;
+        Ok(Self { state, run_args, world, replicas: 1, problems, notes })
     }
 
     /// How many ranks hold the same; returns how many there are in all.
@@ -310,7 +311,7 @@ impl Run {
 
     fn sizes_text(&self, options: &OpenOptions) -> String {
         let who = if is_given(options) { "--set says" } else { "trainer_state.json says" };
-        let World { tp, pp, .. } = self.world;
+        let ParallelLayout { tp, pp, .. } = self.world;
         format!(
             "{who} tp={tp} pp={pp}, which with dp={} makes {} ranks",
             self.replicas,
@@ -348,7 +349,7 @@ impl Run {
             }
         }
         let rules = Rules::of_table(RULES, &options.rules);
-        let assembly = assemble_named(merger.shards, &self.world, &self.facts, &rules);
+        let assembly = assemble_named(merger.shards, &self.world, &self.run_args, &rules);
         let iteration = trainer_state::integer(&self.state, "global_step").or(located.iteration);
         let origin = Origin {
             format: super::FORMAT.name,
@@ -370,7 +371,7 @@ impl Run {
             let is_whole = self.world.tp == self.world.declared_tp;
             insert_merged(&mut catalog, assembly.tensors, is_whole, &options.rules);
             let is_whole = !is_shard && self.world.pp == 1;
-            tie_output_layer(&mut catalog, is_whole, &self.facts);
+            tie_output_layer(&mut catalog, is_whole, &self.run_args);
         }
         add_adam(&mut catalog, optimizers);
         catalog
@@ -389,11 +390,11 @@ impl Run {
         }
         let counts: Vec<u64> = counts.into_values().collect();
         let found = counts.iter().fold(0, |sum: u64, &count| sum.saturating_add(count));
-        let declared = self.facts.size("num_layers").filter(|&layers| layers > 0);
+        let declared = self.run_args.size("num_layers").filter(|&layers| layers > 0);
         if is_shard || found == 0 || found > LIMITS.layers {
             return None;
         }
-        let vpp = self.facts.size(VPP).map_or(1, |vpp| vpp.clamp(1, LIMITS.chunks));
+        let vpp = self.run_args.size(VPP).map_or(1, |vpp| vpp.clamp(1, LIMITS.chunks));
         let stages = Stages { layers: declared.unwrap_or(found), pp: self.world.pp, vpp };
         let wanted: Vec<u64> = (0..self.world.pp).map(|stage| stages.size(stage)).collect();
         if counts != wanted {
@@ -407,7 +408,7 @@ impl Run {
             self.problems.push(Problem { file: None, tensor: None, message });
         }
         if self.world.pp > 1
-            && self.facts.get(VPP).is_none()
+            && self.run_args.get(VPP).is_none()
             && counts.iter().any(|&count| count > 1)
         {
             self.notes.push(format!(
@@ -426,7 +427,10 @@ const SHARED: [&str; 8] =
 /// Whether the command line gives the sizes of the layout.
 fn is_given(options: &OpenOptions) -> bool {
     let sizes = ["tensor_model_parallel_size", "pipeline_model_parallel_size"];
-    options.facts.iter().any(|(name, value)| sizes.contains(&name.as_str()) && *value != Fact::None)
+    options
+        .run_args
+        .iter()
+        .any(|(name, value)| sizes.contains(&name.as_str()) && *value != PlainValue::None)
 }
 
 /// Gives every rank's tensors the names that they have in the model.
@@ -477,8 +481,9 @@ impl Naming {
 
 /// GPT-2 alone has position embeddings, and with one stage it ties its output layer to the word embeddings; on several
 /// stages the two go their own ways.
-fn tie_output_layer(catalog: &mut Catalog, is_whole: bool, facts: &Facts) {
-    let is_untied = facts.get("untie_embeddings_and_output_weights") == Some(&Fact::Bool(true));
+fn tie_output_layer(catalog: &mut Catalog, is_whole: bool, run_args: &RunArgs) {
+    let is_untied =
+        run_args.get("untie_embeddings_and_output_weights") == Some(&PlainValue::Bool(true));
     let has = |name| catalog.tensors.contains_key(&Name::new(name));
     let is_gpt2 = has("transformer.wpe.weight") && has(WTE);
     if !is_gpt2 || is_untied || !is_whole {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::layout::Fact;
+use crate::base::plain::PlainValue;
 
 /// The name of the file.
 pub(super) const FILE: &str = "trainer_state.json";
@@ -14,7 +14,7 @@ pub(super) const FILE: &str = "trainer_state.json";
 /// Some hundred bytes are usual.
 const LARGEST: u64 = 1 << 20;
 
-/// InfiniTrain's names of what layouts depend on, and those by which facts are asked for.
+/// InfiniTrain's names of what layouts depend on, and those by which arguments of the run are asked for.
 const FACTS: [(&str, &str); 4] = [
     ("n_layer", "num_layers"),
     ("n_head", "num_attention_heads"),
@@ -23,7 +23,7 @@ const FACTS: [(&str, &str); 4] = [
 ];
 
 /// What a run says of itself, by InfiniTrain's names.
-pub(super) type TrainerState = BTreeMap<String, Fact>;
+pub(super) type TrainerState = BTreeMap<String, PlainValue>;
 
 /// Reads the file of a folder; `None` where there is none.
 ///
@@ -45,8 +45,8 @@ pub(super) fn read(folder: &Path) -> Result<Option<TrainerState>, String> {
     Ok(Some(fields))
 }
 
-/// The facts that layouts ask for.
-pub(super) fn facts(state: &TrainerState) -> BTreeMap<String, Fact> {
+/// The arguments of the run that layouts ask for.
+pub(super) fn run_args(state: &TrainerState) -> BTreeMap<String, PlainValue> {
     let known = FACTS.iter().filter_map(|(own, fact)| Some((fact, state.get(*own)?)));
     known.map(|(fact, value)| ((*fact).to_owned(), value.clone())).collect()
 }
@@ -54,7 +54,7 @@ pub(super) fn facts(state: &TrainerState) -> BTreeMap<String, Fact> {
 /// An integer of the state.
 pub(super) fn integer(state: &TrainerState, name: &str) -> Option<u64> {
     match state.get(name)? {
-        Fact::Int(value) => u64::try_from(*value).ok(),
+        PlainValue::Int(value) => u64::try_from(*value).ok(),
         _ => None,
     }
 }
@@ -70,7 +70,7 @@ fn parse(text: &str) -> TrainerState {
         };
         let value = value.trim_start();
         let (value, behind) = match value.strip_prefix('"').and_then(|text| text.split_once('"')) {
-            Some((text, behind)) => (Some(Fact::Text(text.to_owned())), behind),
+            Some((text, behind)) => (Some(PlainValue::Text(text.to_owned())), behind),
             None => {
                 let end = value.find([',', '\n', '}', '"']).unwrap_or(value.len());
                 let (word, behind) = value.split_at(end);
@@ -85,13 +85,13 @@ fn parse(text: &str) -> TrainerState {
     fields
 }
 
-fn plain(word: &str) -> Option<Fact> {
+fn plain(word: &str) -> Option<PlainValue> {
     match (word, word.parse(), word.parse()) {
-        ("true", ..) => Some(Fact::Bool(true)),
-        ("false", ..) => Some(Fact::Bool(false)),
-        ("null", ..) => Some(Fact::None),
-        (_, Ok(integer), _) => Some(Fact::Int(integer)),
-        (_, _, Ok(float)) => Some(Fact::Float(float)),
+        ("true", ..) => Some(PlainValue::Bool(true)),
+        ("false", ..) => Some(PlainValue::Bool(false)),
+        ("null", ..) => Some(PlainValue::None),
+        (_, Ok(integer), _) => Some(PlainValue::Int(integer)),
+        (_, _, Ok(float)) => Some(PlainValue::Float(float)),
         _ => None,
     }
 }
@@ -108,7 +108,7 @@ mod tests {
         let state = parse(text);
         assert_eq!(integer(&state, "vocab_size"), Some(24));
         assert_eq!(integer(&state, "global_step"), Some(3));
-        assert_eq!(state["last_lr"], Fact::Float(1e-5));
+        assert_eq!(state["last_lr"], PlainValue::Float(1e-5));
         assert_eq!(integer(&state, "pp_size"), Some(2));
     }
 
@@ -116,8 +116,8 @@ mod tests {
     fn valid_json_on_one_line_is_read_as_well() {
         let state = parse(r#"{"tp_size": 2, "run": "a, b", "resumed": true, "pp_size":1}"#);
         assert_eq!(integer(&state, "tp_size"), Some(2));
-        assert_eq!(state["run"], Fact::Text("a, b".to_owned()));
-        assert_eq!(state["resumed"], Fact::Bool(true));
+        assert_eq!(state["run"], PlainValue::Text("a, b".to_owned()));
+        assert_eq!(state["resumed"], PlainValue::Bool(true));
         assert_eq!(integer(&state, "pp_size"), Some(1));
     }
 

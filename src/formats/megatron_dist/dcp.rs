@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::catalog::Problem;
-use crate::dcp::{Checkpoint, Fault, Metadata};
-use crate::io::FileSet;
+use crate::containers::dcp::{Checkpoint, Fault, Metadata};
+use crate::storage::FileSet;
 
 use super::{Common, Found, Stored};
 use crate::formats::chain_text;

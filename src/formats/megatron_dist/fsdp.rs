@@ -1,12 +1,12 @@
 //! `fsdp_dtensor` and `torch_dcp`: torch's distributed checkpoint of a state dict, under the modules' own names.
 //!
-//! Facts from Megatron-LM core_v0.14 to 0.19 (`megatron/training/checkpointing.py`, `core/transformer/fsdp_dtensor_checkpoint.py`).
+//! RunArgs from Megatron-LM core_v0.14 to 0.19 (`megatron/training/checkpointing.py`, `core/transformer/fsdp_dtensor_checkpoint.py`).
 
 use std::path::Path;
 
 use crate::catalog::{Catalog, Problem, Section};
-use crate::dcp::{Checkpoint, Metadata};
-use crate::io::FileSet;
+use crate::containers::dcp::{Checkpoint, Metadata};
+use crate::storage::FileSet;
 
 use super::{Common, Key, dcp, into_catalog, torch_dist};
 use crate::formats::state::{facts_of, state_of};

@@ -1,7 +1,7 @@
 //! Megatron-Core's distributed checkpoints: whole tensors under global names, whatever ranks wrote them.
 //!
 //! What is the same for all of them is here: names, sections, what the run says of itself. Where the bytes are is each
-//! backend's own business. Facts from Megatron-LM core_v0.4 to core_v0.19 (`megatron/training/checkpointing.py`,
+//! backend's own business. RunArgs from Megatron-LM core_v0.4 to core_v0.19 (`megatron/training/checkpointing.py`,
 //! `core/dist_checkpointing`, `core/optimizer/distrib_optimizer.py`).
 
 mod dcp;
@@ -13,14 +13,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
-use crate::io::FileSet;
+use crate::containers::torch::{TorchFile, ValueId};
 use crate::layout::rules::Rules;
-use crate::layout::{Fact, Facts, Global, from_global};
+use crate::layout::{Global, RunArgs, from_global};
 use crate::names::megatron::without_wrappers;
 use crate::names::{Name, Naming};
+use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
-use crate::torch::{TorchFile, ValueId};
 
 use super::megatron_torch::state_name;
 use super::merged::{insert_merged, tie_output_layer};
@@ -72,8 +73,8 @@ struct Found {
 /// What the checkpoint holds once for all ranks.
 #[derive(Debug, Default)]
 struct Common {
-    args: BTreeMap<String, Fact>,
-    state: BTreeMap<String, Fact>,
+    args: BTreeMap<String, PlainValue>,
+    state: BTreeMap<String, PlainValue>,
     iteration: Option<u64>,
 }
 
@@ -117,8 +118,8 @@ impl Common {
     /// How the distributed optimizer cut its state, where it says so.
     fn optimizer_sharding(&self) -> Option<&str> {
         let text = |outer: &str, inner: &str| match self.state.get(outer) {
-            Some(Fact::Map(entries)) => match entries.get(inner) {
-                Some(Fact::Text(text)) => Some(text.as_str()),
+            Some(PlainValue::Map(entries)) => match entries.get(inner) {
+                Some(PlainValue::Text(text)) => Some(text.as_str()),
                 _ => None,
             },
             _ => None,
@@ -181,7 +182,7 @@ fn into_catalog(
     parse: impl Fn(&str) -> Key<'_>,
 ) -> Catalog {
     let Found { files, tensors, objects, common, problems, notes, shards } = found;
-    let facts = Facts::new(common.args.clone(), &options.facts);
+    let run_args = RunArgs::new(common.args.clone(), &options.run_args);
     let wants_optimizer = options.wants(Section::Optimizer);
     let mut buckets = Buckets::default();
     let mut globals = Vec::new();
@@ -211,10 +212,10 @@ fn into_catalog(
         buckets.nameless = objects.iter().filter(has_states).cloned().collect();
     }
     let rules = Rules::new(&options.rules);
-    let assembly = from_global(globals, &facts, &rules);
+    let assembly = from_global(globals, &run_args, &rules);
     let origin = Origin {
         format,
-        layout: layout_text(&facts),
+        layout: layout_text(&run_args),
         iteration: common.iteration.or(located.iteration),
         shards,
         left_out: objects.len() + assembly.buffers,
@@ -226,7 +227,7 @@ fn into_catalog(
     catalog.problems = problems;
     catalog.notes = notes;
     catalog.state = common.state;
-    catalog.state.extend(facts.of_run().map(|args| ("args".to_owned(), Fact::Map(args))));
+    catalog.state.extend(run_args.of_run().map(|args| ("args".to_owned(), PlainValue::Map(args))));
     for (name, error) in assembly.problems {
         catalog.problems.push(Problem::of_tensor(name, &error));
     }
@@ -237,7 +238,7 @@ fn into_catalog(
     let prefixes = states.iter().map(|state| format!("optimizer.{state}."));
     let model = options.wants(Section::Model).then(String::new);
     for prefix in model.into_iter().chain(prefixes) {
-        tie_output_layer(&mut catalog, &prefix, None, &facts);
+        tie_output_layer(&mut catalog, &prefix, None, &run_args);
     }
     if located.path.join(MODELOPT).is_dir() {
         catalog.notes.push(format!("left out {MODELOPT}, which is no part of the model"));
@@ -271,14 +272,14 @@ fn add_buckets(catalog: &mut Catalog, buckets: Buckets, sharding: Option<&str>) 
 }
 
 /// The layout of the run that wrote it, which shows in nothing but its own words.
-fn layout_text(facts: &Facts) -> String {
+fn layout_text(run_args: &RunArgs) -> String {
     let axes = [
         ("tp", "tensor_model_parallel_size", true),
         ("pp", "pipeline_model_parallel_size", true),
         ("ep", "expert_model_parallel_size", false),
     ];
     let sizes = axes.iter().filter_map(|(axis, fact, always)| {
-        let size = facts.size(fact).filter(|&size| *always || size > 1)?;
+        let size = run_args.size(fact).filter(|&size| *always || size > 1)?;
         Some(format!("{axis}{size}"))
     });
     sizes.collect::<Vec<_>>().join(" ")

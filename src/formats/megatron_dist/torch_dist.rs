@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::catalog::{Catalog, Problem, Section};
-use crate::dcp::{Checkpoint, METADATA as DCP_METADATA, Metadata};
-use crate::io::FileSet;
+use crate::containers::dcp::{Checkpoint, METADATA as DCP_METADATA, Metadata};
+use crate::storage::FileSet;
 
 use super::{COMMON, Common, Found, Key, METADATA, backend, dcp, into_catalog, parse};
 use crate::formats::{Format, Located, OpenError, OpenOptions, chain_text};

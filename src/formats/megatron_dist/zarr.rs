@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::catalog::{Catalog, Problem};
-use crate::io::FileSet;
-use crate::zarr::{self, HEADER};
+use crate::containers::zarr::{self, HEADER};
+use crate::storage::FileSet;
 
 use super::{Common, Found, MODELOPT, Stored, backend, into_catalog, parse};
 use crate::formats::{Format, Located, OpenError, OpenOptions};

@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
 use crate::formats::merged::{insert_merged, tie_output_layer};
 use crate::formats::{Located, OpenOptions};
-use crate::io::FileSet;
 use crate::layout::rules::Rules;
 use crate::layout::{
-    Assembly, Fact, Facts, HeadOrder, LayoutError, RankCoord, Shard, World, assemble,
+    Assembly, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, assemble,
     assemble_beside,
 };
 use crate::names::{Name, Naming};
+use crate::storage::FileSet;
 use crate::tensor::StoredTensor;
 
 use super::FORMAT;
@@ -23,8 +24,8 @@ use super::rank_file::{RankFile, RankOptimizer};
 pub(super) struct Ranks<'a> {
     pub located: &'a Located,
     pub files: FileSet,
-    pub world: World,
-    pub facts: Facts,
+    pub layout: ParallelLayout,
+    pub run_args: RunArgs,
     pub notes: Vec<String>,
 }
 
@@ -32,12 +33,12 @@ impl Ranks<'_> {
     /// Where more ranks are there than `args` says, they are taken for what they are.
     pub(super) fn note_sizes(&mut self) {
         let sizes = [
-            ("tensor_model_parallel_size", self.world.tp),
-            ("pipeline_model_parallel_size", self.world.pp),
-            ("expert_model_parallel_size", self.world.ep),
+            ("tensor_model_parallel_size", self.layout.tp),
+            ("pipeline_model_parallel_size", self.layout.pp),
+            ("expert_model_parallel_size", self.layout.ep),
         ];
         for (fact, found) in sizes {
-            if let Some(declared) = self.facts.size(fact).filter(|&declared| declared < found) {
+            if let Some(declared) = self.run_args.size(fact).filter(|&declared| declared < found) {
                 self.notes
                     .push(format!("args says {fact}={declared}, the folders make it {found}"));
             }
@@ -49,7 +50,7 @@ impl Ranks<'_> {
         ranks: Vec<(RankCoord, RankFile)>,
         options: &OpenOptions,
     ) -> Catalog {
-        let Ranks { located, files, world, facts, notes } = self;
+        let Ranks { located, files, layout, run_args, notes } = self;
         let chunks: BTreeSet<u64> =
             ranks.iter().flat_map(|(_, rank)| rank.chunks.keys().copied()).collect();
         let iteration = ranks.iter().find_map(|(_, rank)| rank.iteration).or(located.iteration);
@@ -83,12 +84,12 @@ impl Ranks<'_> {
             }
         }
         let rules = Rules::new(&options.rules);
-        let assembly = assemble(shards, &world, &facts, order, &rules);
+        let assembly = assemble(shards, &layout, &run_args, order, &rules);
         let told = |(name, error): &(String, LayoutError)| (name.clone(), error.to_string());
         let known = assembly.problems.iter().map(told).collect();
         let origin = Origin {
             format: FORMAT.name,
-            layout: layout_text(&world, chunks.len()),
+            layout: layout_text(&layout, chunks.len()),
             iteration,
             shards: shard_files,
             left_out: left_out + assembly.buffers,
@@ -98,18 +99,19 @@ impl Ranks<'_> {
         let mut catalog = Catalog::new(origin, files);
         catalog.notes = notes;
         catalog.problems = problems;
-        state.extend(facts.of_run().map(|args| ("args".to_owned(), Fact::Map(args))));
+        state.extend(run_args.of_run().map(|args| ("args".to_owned(), PlainValue::Map(args))));
         catalog.state = state;
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
         catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
         let model = if options.wants(Section::Model) { assembly.tensors } else { BTreeMap::new() };
-        let is_whole = world.tp == world.declared_tp;
+        let is_whole = layout.tp == layout.declared_tp;
         insert_merged(&mut catalog, model, is_whole, &options.rules);
         if options.wants(Section::Model) {
             let copy = assembly.tied_copies.into_values().next();
-            tie_output_layer(&mut catalog, "", copy, &facts);
+            tie_output_layer(&mut catalog, "", copy, &run_args);
         }
-        let mut assembler = Assembler { world: &world, facts: &facts, order, rules: &rules, known };
+        let mut assembler =
+            Assembler { layout: &layout, run_args: &run_args, order, rules: &rules, known };
         assembler.add_optimizer(&mut catalog, optimizers);
         catalog
     }
@@ -120,8 +122,8 @@ const MOST_STATES: usize = 64;
 
 /// Puts together what the optimizers of all ranks keep, as the weights are.
 struct Assembler<'a> {
-    world: &'a World,
-    facts: &'a Facts,
+    layout: &'a ParallelLayout,
+    run_args: &'a RunArgs,
     order: HeadOrder,
     rules: &'a Rules,
     /// What was wrong with the weights, and is wrong with every state of theirs.
@@ -142,12 +144,12 @@ impl Assembler<'_> {
         for state in &names {
             let assembly = self.assemble_state(state, &ranks);
             for (name, merged) in assembly.tensors {
-                let is_vocab = merged.is_vocab && self.world.tp == self.world.declared_tp;
+                let is_vocab = merged.is_vocab && self.layout.tp == self.layout.declared_tp;
                 let entry = Entry { tensor: merged.tensor, is_vocab };
                 catalog.insert(of_state(state, name.as_str()), entry);
             }
             let copy = assembly.tied_copies.into_values().next();
-            tie_output_layer(catalog, &format!("optimizer.{state}."), copy, self.facts);
+            tie_output_layer(catalog, &format!("optimizer.{state}."), copy, self.run_args);
             for (name, error) in assembly.problems {
                 if matches!(error, LayoutError::RankMissing { .. }) {
                     lacking.note(of_state(state, &name).as_str());
@@ -157,15 +159,15 @@ impl Assembler<'_> {
                 }
             }
             without = Some(match without {
-                None => assembly.companions_only,
-                Some(others) => others.intersection(&assembly.companions_only).cloned().collect(),
+                None => assembly.shape_only_names,
+                Some(others) => others.intersection(&assembly.shape_only_names).cloned().collect(),
             });
         }
         for name in without.into_iter().flatten() {
             lacking.note(&format!("optimizer of {name}"));
         }
         // Some ranks of a run with experts have nothing to write: their file is missing only if something is.
-        let may_be_absent = self.world.ep > 1 && lacking.count == 0 && !names.is_empty();
+        let may_be_absent = self.layout.ep > 1 && lacking.count == 0 && !names.is_empty();
         for file in ranks.into_iter().filter_map(|(_, rank)| rank.missing_file) {
             if !may_be_absent {
                 let message = "the states of this rank's distributed optimizer are not there; \
@@ -178,7 +180,7 @@ impl Assembler<'_> {
     }
 
     fn assemble_state(&self, state: &str, ranks: &[(RankCoord, RankOptimizer)]) -> Assembly {
-        let (mut shards, mut companions) = (Vec::new(), Vec::new());
+        let (mut shards, mut shape_only) = (Vec::new(), Vec::new());
         for (coord, rank) in ranks {
             let kept = rank.states.get(state).into_iter().flatten();
             let kept: BTreeMap<(u64, &str), &Kept> =
@@ -192,11 +194,11 @@ impl Assembler<'_> {
                 };
                 match kept.get(&(*chunk, &**name)) {
                     Some(kept) => shards.push(shard(&kept.tensor)),
-                    None => companions.push(shard(weight)),
+                    None => shape_only.push(shard(weight)),
                 }
             }
         }
-        assemble_beside(shards, companions, self.world, self.facts, self.order, self.rules)
+        assemble_beside(shards, shape_only, self.layout, self.run_args, self.order, self.rules)
     }
 }
 
@@ -232,24 +234,24 @@ impl Lacking {
     }
 }
 
-fn layout_text(world: &World, chunks: usize) -> String {
-    let mut text = format!("tp{} pp{}", world.tp, world.pp);
+fn layout_text(layout: &ParallelLayout, chunks: usize) -> String {
+    let mut text = format!("tp{} pp{}", layout.tp, layout.pp);
     if chunks > 1 {
         text.push_str(&format!(" vp{chunks}"));
     }
-    if world.ep > 1 || world.etp != world.tp {
-        text.push_str(&format!(" ep{}", world.ep));
+    if layout.ep > 1 || layout.etp != layout.tp {
+        text.push_str(&format!(" ep{}", layout.ep));
     }
-    if world.etp != world.tp {
-        text.push_str(&format!(" etp{}", world.etp));
+    if layout.etp != layout.tp {
+        text.push_str(&format!(" etp{}", layout.etp));
     }
     text
 }
 
 /// `tp=2 pp=2 ep=4 etp=1`.
-pub(super) fn sizes_text(world: &World) -> String {
-    let mut text = format!("tp={}", world.tp);
-    let axes = [("pp", world.pp, 1), ("ep", world.ep, 1), ("etp", world.etp, world.tp)];
+pub(super) fn sizes_text(layout: &ParallelLayout) -> String {
+    let mut text = format!("tp={}", layout.tp);
+    let axes = [("pp", layout.pp, 1), ("ep", layout.ep, 1), ("etp", layout.etp, layout.tp)];
     for (axis, size, usual) in axes {
         if size != usual {
             text.push_str(&format!(" {axis}={size}"));

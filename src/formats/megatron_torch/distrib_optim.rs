@@ -2,20 +2,20 @@
 //!
 //! Data parallel rank 0 gathers the parts of all ranks and writes them beside its `model_optim_rng.pt`. A buffer has the
 //! parameters of one model chunk and dtype, dense or expert, in the reverse order of the model; [`super::buffer_plan`]
-//! says where each starts. Facts from Megatron-LM (`distrib_optimizer.py`, `save_parameter_state` and
+//! says where each starts. RunArgs from Megatron-LM (`distrib_optimizer.py`, `save_parameter_state` and
 //! `get_parameter_state_dp_zero`): 23.06, core_v0.4 to v0.6 (a list of buckets), core_v0.7 to v0.19 (`buckets_coalesced`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::extent;
+use crate::base::extent;
+use crate::containers::torch::{TorchFile, Value, ValueId};
 use crate::formats::walk::Bounds;
-use crate::layout::Facts;
+use crate::layout::RunArgs;
 use crate::tensor::StoredTensor;
-use crate::torch::{TorchFile, Value, ValueId};
 
 use super::buffer_plan::{Packing, Plan, Slot};
-use super::optimizer::{Kept, Link, Param, States, state_name};
+use super::optimizer::{ChainedOptimizer, Kept, Param, States, state_name};
 
 /// Reads the buffers of a rank.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Buffers<'a> {
     /// `distrib_optim.pt`.
     pub torch: &'a TorchFile,
     /// How the run was laid out.
-    pub facts: &'a Facts,
+    pub run_args: &'a RunArgs,
     /// The parameters of the rank, in the order of the model.
     pub params: &'a [Param],
     /// What the walk may cost.
@@ -62,16 +62,17 @@ impl<'a> Buffers<'a> {
     ///
     /// # Errors
     /// Why the buffers do not fit the parameters.
-    pub(super) fn read(&mut self, links: &[Link]) -> Result<States, String> {
+    pub(super) fn read(&mut self, links: &[ChainedOptimizer]) -> Result<States, String> {
         let torch = self.torch;
         let values = torch.values();
-        let distributed: Vec<&Link> = links.iter().filter(|link| link.is_distributed).collect();
+        let distributed: Vec<&ChainedOptimizer> =
+            links.iter().filter(|link| link.is_distributed).collect();
         let parts: Vec<ValueId> = match values.elements(torch.root()) {
             Some(parts) => parts.to_vec(),
             None => vec![torch.root()],
         };
         // An optimizer without parameters has a part in some versions and none in others.
-        let links: Vec<&Link> = match parts.len() {
+        let links: Vec<&ChainedOptimizer> = match parts.len() {
             count if count == links.len() => links.iter().collect(),
             count if count == distributed.len() => distributed,
             count => {
@@ -224,7 +225,7 @@ impl<'a> Buffers<'a> {
         if all.any(|other| other != found) {
             return Err("its states differ in size".to_owned());
         }
-        let layout = Layout { facts: self.facts, params: self.params };
+        let layout = Layout { run_args: self.run_args, params: self.params };
         let places = layout.places(buffer, content, &found)?;
         for (state, tensors) in &buffer.states {
             let kept = states.entry(state_name(state).to_owned()).or_default();
@@ -241,7 +242,7 @@ impl<'a> Buffers<'a> {
 
 /// Where parameters lie in a buffer.
 struct Layout<'a> {
-    facts: &'a Facts,
+    run_args: &'a RunArgs,
     params: &'a [Param],
 }
 
@@ -318,7 +319,7 @@ impl Layout<'_> {
         let core_0_4 = packing(1, ranks, false, true);
         let core_0_6 = packing(1, ranks, true, false);
         let core_0_7 = packing(1, aligned, true, false);
-        let end = match self.facts.is_on("ddp_pad_buckets_for_high_nccl_busbw") {
+        let end = match self.run_args.is_on("ddp_pad_buckets_for_high_nccl_busbw") {
             true => least_common_multiple(aligned, 1 << 16),
             false => aligned,
         };
@@ -345,9 +346,9 @@ impl Layout<'_> {
     }
 
     fn slots(&self, content: &Content) -> Vec<Slot> {
-        let has_further = self.facts.size("mtp_num_layers").is_some_and(|layers| layers > 0);
-        let is_tied = self.facts.are_weights_tied();
-        let stages = self.facts.size("pipeline_model_parallel_size").unwrap_or(1);
+        let has_further = self.run_args.size("mtp_num_layers").is_some_and(|layers| layers > 0);
+        let is_tied = self.run_args.are_weights_tied();
+        let stages = self.run_args.size("pipeline_model_parallel_size").unwrap_or(1);
         let slot = |param: &&Param| {
             let is_output = param.name.ends_with("output_layer.weight");
             let is_shared = if is_output { is_tied } else { is_tied || has_further };
@@ -361,16 +362,17 @@ impl Layout<'_> {
 
     /// Ranks that share a buffer: context parallel ones among them, each instance of the optimizer by itself.
     fn data_parallel_ranks(&self, is_expert: bool) -> u64 {
-        let size = |fact| self.facts.size(fact).unwrap_or(1).max(1);
+        let size = |fact| self.run_args.size(fact).unwrap_or(1).max(1);
         let instances = size("num_distributed_optimizer_instances");
-        let tensor = self.facts.size("tensor_model_parallel_size").unwrap_or(1);
-        let expert_tensor = self.facts.size("expert_tensor_parallel_size").unwrap_or(tensor).max(1);
-        let ranks = match self.facts.size("world_size").filter(|_| is_expert) {
-            Some(world) => {
+        let tensor = self.run_args.size("tensor_model_parallel_size").unwrap_or(1);
+        let expert_tensor =
+            self.run_args.size("expert_tensor_parallel_size").unwrap_or(tensor).max(1);
+        let ranks = match self.run_args.size("world_size").filter(|_| is_expert) {
+            Some(layout) => {
                 let stages = size("pipeline_model_parallel_size");
                 let shares = size("expert_model_parallel_size");
                 let model = expert_tensor.saturating_mul(shares).saturating_mul(stages);
-                world / model.max(1)
+                layout / model.max(1)
             }
             None => size("data_parallel_size").saturating_mul(size("context_parallel_size")),
         };
@@ -380,12 +382,12 @@ impl Layout<'_> {
     /// Elements at which a bucket is full; stages and chunks after the first have a single one.
     fn bucket_sizes(&self, ranks: u64) -> Vec<Option<u64>> {
         const DEFAULT: u64 = 40_000_000;
-        let overlaps = self.facts.get("overlap_grad_reduce");
-        if overlaps.is_some() && !self.facts.is_on("overlap_grad_reduce") {
+        let overlaps = self.run_args.get("overlap_grad_reduce");
+        if overlaps.is_some() && !self.run_args.is_on("overlap_grad_reduce") {
             return vec![None];
         }
-        let given = self.facts.size("ddp_bucket_size").or_else(|| {
-            let count = self.facts.size("ddp_num_buckets").filter(|&count| count > 0)?;
+        let given = self.run_args.size("ddp_bucket_size").or_else(|| {
+            let count = self.run_args.size("ddp_num_buckets").filter(|&count| count > 0)?;
             let numels = self.params.iter().filter_map(|param| extent::numel(param.weight.shape()));
             Some(numels.fold(0_u64, u64::saturating_add) / count)
         });
@@ -441,9 +443,9 @@ fn least_common_multiple(a: u64, b: u64) -> u64 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::dtype::Dtype;
-    use crate::io::{FileSet, Region};
-    use crate::layout::Fact;
+    use crate::base::dtype::Dtype;
+    use crate::base::plain::PlainValue;
+    use crate::storage::{FileSet, Region};
     use crate::tensor::ByteOrder;
 
     /// Parameters of these sizes, the weights in storages of their own, or views of one at these offsets.
@@ -467,19 +469,20 @@ mod tests {
     fn places(
         form: Form,
         of_any_dtype: bool,
-        facts: &[(&str, Fact)],
+        run_args: &[(&str, PlainValue)],
         params: &[Param],
         found: &[u64],
     ) -> Result<Vec<(usize, u64)>, String> {
-        let facts = facts.iter().map(|(name, fact)| ((*name).to_owned(), fact.clone())).collect();
-        let facts = Facts::new(facts, &[]);
+        let run_args =
+            run_args.iter().map(|(name, fact)| ((*name).to_owned(), fact.clone())).collect();
+        let run_args = RunArgs::new(run_args, &[]);
         let buffer = Buffer { name: String::new(), form, of_any_dtype, states: BTreeMap::new() };
         let params = params.iter().rev().collect();
         let content = Content { params, dtype: "bfloat16", is_expert: false };
-        Layout { facts: &facts, params: &[] }.places(&buffer, &content, found)
+        Layout { run_args: &run_args, params: &[] }.places(&buffer, &content, found)
     }
 
-    const FOUR_RANKS: (&str, Fact) = ("data_parallel_size", Fact::Int(4));
+    const FOUR_RANKS: (&str, PlainValue) = ("data_parallel_size", PlainValue::Int(4));
 
     #[test]
     fn the_first_flat_buffer_has_its_padding_at_the_end() {
@@ -493,15 +496,15 @@ mod tests {
     #[test]
     fn lists_of_buckets_are_cut_where_a_bucket_is_full() {
         let params = params(&[3, 5, 2, 7], None);
-        let facts = [
+        let run_args = [
             FOUR_RANKS,
-            ("overlap_grad_reduce", Fact::Bool(true)),
-            ("ddp_bucket_size", Fact::Int(6)),
+            ("overlap_grad_reduce", PlainValue::Bool(true)),
+            ("ddp_bucket_size", PlainValue::Int(6)),
         ];
-        let found = places(Form::Buckets, false, &facts, &params, &[8, 8, 4]);
+        let found = places(Form::Buckets, false, &run_args, &params, &[8, 8, 4]);
         assert_eq!(found, Ok(vec![(0, 0), (1, 0), (1, 2), (2, 0)]));
         // Before core 0.6 no bucket had a single parameter.
-        let found = places(Form::Buckets, true, &facts, &params, &[12, 8]);
+        let found = places(Form::Buckets, true, &run_args, &params, &[12, 8]);
         assert_eq!(found, Ok(vec![(0, 0), (0, 7), (1, 0), (1, 5)]));
     }
 
@@ -526,11 +529,14 @@ mod tests {
     #[test]
     fn a_full_bucket_leaves_out_its_padding() {
         let params = params(&[10, 20, 20, 10], None);
-        let facts = [("overlap_grad_reduce", Fact::Bool(true)), ("ddp_bucket_size", Fact::Int(70))];
-        let found = places(Form::Coalesced, false, &facts, &params, &[158]);
+        let run_args = [
+            ("overlap_grad_reduce", PlainValue::Bool(true)),
+            ("ddp_bucket_size", PlainValue::Int(70)),
+        ];
+        let found = places(Form::Coalesced, false, &run_args, &params, &[158]);
         assert_eq!(found, Ok(vec![(0, 0), (0, 64), (0, 84), (0, 148)]));
         // The stages after the first have one bucket only.
-        let found = places(Form::Coalesced, false, &facts, &params, &[202]);
+        let found = places(Form::Coalesced, false, &run_args, &params, &[202]);
         assert_eq!(found, Ok(vec![(0, 0), (0, 64), (0, 128), (0, 192)]));
     }
 }

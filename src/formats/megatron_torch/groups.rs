@@ -5,7 +5,7 @@
 //! parameters in the order of the model. The rules that the versions follow are tried, and one that does not give every
 //! group as many parameters, and of the same shapes, as it has is none.
 
-use crate::torch::{ValueId, Values};
+use crate::containers::torch::{ValueId, Values};
 
 use super::optimizer::Param;
 
@@ -179,8 +179,8 @@ fn by_rule(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::dtype::Dtype;
-    use crate::io::{FileSet, Region};
+    use crate::base::dtype::Dtype;
+    use crate::storage::{FileSet, Region};
     use crate::tensor::{ByteOrder, StoredTensor};
 
     fn params(names: &[(&str, &[u64])]) -> Vec<Param> {

@@ -1,6 +1,6 @@
 //! Megatron-LM and MindSpeed `torch` checkpoints: a folder a rank, `model_optim_rng.pt` in each.
 //!
-//! Facts from Megatron-LM v1.0 to core_v0.19 (`megatron/training/checkpointing.py`: `get_checkpoint_name`,
+//! RunArgs from Megatron-LM v1.0 to core_v0.19 (`megatron/training/checkpointing.py`: `get_checkpoint_name`,
 //! `generate_state_dict`, `save_checkpoint`) and MindSpeed (`core/multi_modal/dist_train`).
 
 mod assembly;
@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use crate::catalog::{Catalog, Problem, Section};
-use crate::io::{FileId, FileSet};
-use crate::layout::{Facts, Naming, RankCoord, RankName, World};
+use crate::containers::torch::TorchFile;
+use crate::layout::{FolderNaming, ParallelLayout, RankCoord, RankName, RunArgs};
 use crate::names::printable;
-use crate::torch::TorchFile;
+use crate::storage::{FileId, FileSet};
 
 use self::assembly::{Ranks, sizes_text};
 pub(super) use self::optimizer::state_name;
@@ -81,7 +81,7 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
             let torch = open(&files, folder.file)?;
             let mut rank = RankFile::read(&files, folder.file, &torch);
             if options.wants(Section::Optimizer) {
-                rank.read_optimizer(&files, &torch, folder.optimizer, &options.facts);
+                rank.read_optimizer(&files, &torch, folder.optimizer, &options.run_args);
             }
             if index > 0 {
                 // The run says the same of itself in every file.
@@ -91,16 +91,16 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
         })
         .collect::<Result<_, OpenError>>()?;
     let args = opened.iter().find_map(|rank| rank.args.clone()).unwrap_or_default();
-    let facts = Facts::new(args, &options.facts);
+    let run_args = RunArgs::new(args, &options.run_args);
 
-    let naming = naming(located, &folders, &opened, &facts)?;
+    let naming = naming(located, &folders, &opened, &run_args)?;
     let coords: Vec<RankCoord> = folders.iter().map(|folder| naming.coord(&folder.name)).collect();
     let in_layout = |source| OpenError::Layout { path: located.path.clone(), source };
-    let world = World::new(&coords, &facts).map_err(in_layout)?;
+    let layout = ParallelLayout::new(&coords, &run_args).map_err(in_layout)?;
     let present: BTreeSet<RankCoord> = coords.iter().copied().collect();
-    check_present(located, &world, naming, &present, &facts, options)?;
+    check_present(located, &layout, naming, &present, &run_args, options)?;
 
-    let mut ranks = Ranks { located, files, world, facts, notes: Vec::new() };
+    let mut ranks = Ranks { located, files, layout, run_args, notes: Vec::new() };
     ranks.note_sizes();
     let mut catalog = ranks.into_catalog(coords.into_iter().zip(opened).collect(), options);
     if options.wants(Section::Optimizer) {
@@ -142,13 +142,13 @@ pub(super) fn read_single(
     let mut rank = RankFile::read(&files, file, torch);
     if options.wants(Section::Optimizer) {
         let beside = beside(&mut files, file, options)?;
-        rank.read_optimizer(&files, torch, beside, &options.facts);
+        rank.read_optimizer(&files, torch, beside, &options.run_args);
     }
-    let mut facts = Facts::new(rank.args.clone().unwrap_or_default(), &options.facts);
-    let whole = World::new(&[RankCoord::default()], &facts);
-    let world = World::single(&facts)
+    let mut run_args = RunArgs::new(rank.args.clone().unwrap_or_default(), &options.run_args);
+    let whole = ParallelLayout::new(&[RankCoord::default()], &run_args);
+    let layout = ParallelLayout::single(&run_args)
         .map_err(|source| OpenError::Layout { path: located.path.clone(), source })?;
-    facts.forget_other_stages();
+    run_args.forget_other_stages();
     let mut notes = Vec::new();
     if let Ok(whole) = whole
         && whole.tp * whole.pp * whole.ep > 1
@@ -156,7 +156,7 @@ pub(super) fn read_single(
         let sizes = sizes_text(&whole);
         notes.push(format!("one shard of {sizes}, compared as the shard that it is"));
     }
-    let ranks = Ranks { located, files, world, facts, notes };
+    let ranks = Ranks { located, files, layout, run_args, notes };
     Ok(ranks.into_catalog(vec![(RankCoord::default(), rank)], options))
 }
 
@@ -235,50 +235,50 @@ fn naming(
     located: &Located,
     folders: &[RankFolder],
     opened: &[RankFile],
-    facts: &Facts,
-) -> Result<Naming, OpenError> {
+    run_args: &RunArgs,
+) -> Result<FolderNaming, OpenError> {
     let names: Vec<RankName> = folders.iter().map(|folder| folder.name.clone()).collect();
-    let told = Naming::of(&names, facts)
+    let told = FolderNaming::of(&names, run_args)
         .map_err(|source| OpenError::Layout { path: located.path.clone(), source })?;
     if let Some(naming) = told {
         return Ok(naming);
     }
     let dense: BTreeSet<BTreeSet<&str>> = opened.iter().map(RankFile::dense_names).collect();
-    Ok(if dense.len() == 1 && folders.len() > 1 { Naming::TpEp } else { Naming::TpPp })
+    Ok(if dense.len() == 1 && folders.len() > 1 { FolderNaming::TpEp } else { FolderNaming::TpPp })
 }
 
 fn check_present(
     located: &Located,
-    world: &World,
-    naming: Naming,
+    layout: &ParallelLayout,
+    naming: FolderNaming,
     present: &BTreeSet<RankCoord>,
-    facts: &Facts,
+    run_args: &RunArgs,
     options: &OpenOptions,
 ) -> Result<(), OpenError> {
-    let missing = world.missing(present);
+    let missing = layout.missing(present);
     if missing.is_empty() {
         return Ok(());
     }
-    let says = match (options.facts.is_empty(), facts.are_known()) {
+    let says = match (options.run_args.is_empty(), run_args.are_known()) {
         (false, _) => "the checkpoint and --set say",
         (true, true) => "the checkpoint says",
         (true, false) => "the other folders make it",
     };
-    let has_experts = world.ep > 1 || facts.size("num_experts").is_some_and(|count| count > 0);
-    let hint = if has_experts && world.etp < world.tp {
+    let has_experts = layout.ep > 1 || run_args.size("num_experts").is_some_and(|count| count > 0);
+    let hint = if has_experts && layout.etp < layout.tp {
         "; Megatron-Core 0.10 to 0.18.0 never writes some of them in this layout"
-    } else if world.ep > 1 && facts.get("expert_tensor_parallel_size").is_none() {
+    } else if layout.ep > 1 && run_args.get("expert_tensor_parallel_size").is_none() {
         "; if experts are not split like dense layers, say --set expert_tensor_parallel_size=1"
     } else {
         ""
     };
     let shards = missing.into_iter().map(|(rank, part)| {
-        let naming = naming.with_axes(world);
+        let naming = naming.with_axes(layout);
         let path = located.path.join(naming.folder(rank)).join(MODEL_FILES[0]);
         MissingShard {
             path,
             rank,
-            why: format!("{says} {} ({part} need it{hint})", sizes_text(world)),
+            why: format!("{says} {} ({part} need it{hint})", sizes_text(layout)),
         }
     });
     Err(OpenError::MissingShards { shards: shards.collect() })

@@ -3,22 +3,22 @@
 //! An optimizer numbers its parameters group by group, or packs them into flat buffers; no names are stored.
 //! [`super::groups`] and [`super::distrib_optim`] find them again, by the order of the model and Megatron's own rules.
 //!
-//! Facts from Megatron-LM v1.0 (`megatron/fp16/fp16.py`), v2.0 to 23.06 (`megatron/optimizer/optimizer.py`), core_v0.5 to
+//! RunArgs from Megatron-LM v1.0 (`megatron/fp16/fp16.py`), v2.0 to 23.06 (`megatron/optimizer/optimizer.py`), core_v0.5 to
 //! core_v0.19 (`megatron/core/optimizer/optimizer.py`: `FP32Optimizer`, `Float16OptimizerWithFloat16Params`,
 //! `ChainedOptimizer`; `distrib_optimizer.py`: `state_dict`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::dtype::Dtype;
+use crate::base::dtype::Dtype;
+use crate::base::limits::LIMITS;
+use crate::base::plain::PlainValue;
+use crate::containers::torch::{TorchFile, ValueId};
 use crate::formats::state::state_without;
 use crate::formats::torch_file::key_text;
 use crate::formats::walk::{Bounds, joined};
-use crate::layout::Fact;
-use crate::limits::LIMITS;
 use crate::names::megatron::is_trained;
 use crate::tensor::StoredTensor;
-use crate::torch::{TorchFile, ValueId};
 
 use super::groups::{Group, assign, tell_decay};
 
@@ -112,7 +112,7 @@ pub(in crate::formats) fn state_name(stored: &str) -> &str {
 
 /// One of a chain of optimizers.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct ChainedOptimizer {
     /// Its groups; a distributed one keeps no parameters in them.
     pub groups: Vec<Group>,
     /// It keeps the states of its parameters in buffers elsewhere.
@@ -123,7 +123,7 @@ pub(super) struct Link {
     pub states: BTreeMap<u64, BTreeMap<String, StoredTensor>>,
 }
 
-impl Link {
+impl ChainedOptimizer {
     /// It trains the experts that ranks do not share.
     pub(super) fn is_expert(&self) -> bool {
         self.groups.iter().any(|group| group.is_expert == Some(true))
@@ -151,7 +151,7 @@ const INNER: [&str; 2] = ["optimizer", "optimizer_state_dict"];
 const MOST_GROUPS: usize = 4096;
 
 /// What an optimizer says of itself.
-pub(super) fn plain_state(torch: &TorchFile, id: ValueId) -> Fact {
+pub(super) fn plain_state(torch: &TorchFile, id: ValueId) -> PlainValue {
     state_without(torch, id, NO_STATE)
 }
 
@@ -173,12 +173,12 @@ impl Reader<'_> {
     ///
     /// # Errors
     /// What is wrong with one of them.
-    pub(super) fn links(&mut self, id: ValueId) -> Result<Vec<Link>, String> {
+    pub(super) fn links(&mut self, id: ValueId) -> Result<Vec<ChainedOptimizer>, String> {
         let ids: Vec<ValueId> = match self.torch.values().elements(id) {
             Some(links) => links.to_vec(),
             None => vec![id],
         };
-        let mut links: Vec<Link> = Vec::new();
+        let mut links: Vec<ChainedOptimizer> = Vec::new();
         for (at, id) in ids.iter().enumerate() {
             let prefix = if ids.len() > 1 { format!("optimizer {at}, ") } else { String::new() };
             links.push(self.link(*id, &prefix)?);
@@ -193,9 +193,9 @@ impl Reader<'_> {
         Ok(links)
     }
 
-    fn link(&mut self, id: ValueId, prefix: &str) -> Result<Link, String> {
+    fn link(&mut self, id: ValueId, prefix: &str) -> Result<ChainedOptimizer, String> {
         let values = self.torch.values();
-        let mut link = Link {
+        let mut link = ChainedOptimizer {
             groups: Vec::new(),
             is_distributed: false,
             masters: None,
@@ -283,12 +283,12 @@ impl Reader<'_> {
 }
 
 /// Only what one group says and another does not tells parameters apart.
-fn tell_apart(links: &mut [Link]) {
+fn tell_apart(links: &mut [ChainedOptimizer]) {
     let any = |test: fn(&Group) -> bool| links.iter().flat_map(|link| &link.groups).any(test);
     let has_experts = any(|group| group.is_expert == Some(true));
     let has_decoupled = any(|group| group.is_decoupled == Some(true));
     // Muon trains matrices, an Adam beside it the rest.
-    let is_muon = |link: &Link| link.has("momentum_buffer") && !link.has("exp_avg");
+    let is_muon = |link: &ChainedOptimizer| link.has("momentum_buffer") && !link.has("exp_avg");
     let is_mixed = links.iter().any(is_muon) && links.iter().any(|link| link.has("exp_avg"));
     for link in links {
         let is_muon = is_mixed.then(|| is_muon(link));
@@ -304,7 +304,7 @@ fn tell_apart(links: &mut [Link]) {
 ///
 /// # Errors
 /// Why the numbers do not fit the parameters.
-pub(super) fn numbered(links: &[Link], params: &[Param]) -> Result<States, String> {
+pub(super) fn numbered(links: &[ChainedOptimizer], params: &[Param]) -> Result<States, String> {
     let mut numbered = Vec::new();
     for link in links {
         for (at, group) in link.groups.iter().enumerate() {

@@ -3,30 +3,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use crate::base::dtype::Dtype;
+use crate::base::limits::LIMITS;
+use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
-use crate::dtype::Dtype;
+use crate::containers::torch::{TorchFile, ValueId};
 use crate::formats::chain_text;
 use crate::formats::state::{facts_of, state_at};
 use crate::formats::walk::{Bounds, TensorWalk};
-use crate::io::{FileId, FileSet};
-use crate::layout::{Fact, Facts};
-use crate::limits::LIMITS;
+use crate::layout::RunArgs;
+use crate::storage::{FileId, FileSet};
 use crate::tensor::{ByteOrder, StoredTensor};
-use crate::torch::{TorchFile, ValueId};
 
 use super::distrib_optim::Buffers;
 use super::optimizer::{
-    Chunks, Link, Param, Reader, States, numbered, params_in_order, plain_state,
+    ChainedOptimizer, Chunks, Param, Reader, States, numbered, params_in_order, plain_state,
 };
 
 /// What one rank's file holds.
 pub(super) struct RankFile {
     pub path: PathBuf,
-    pub args: Option<BTreeMap<String, Fact>>,
+    pub args: Option<BTreeMap<String, PlainValue>>,
     pub iteration: Option<u64>,
     pub version: Option<f64>,
     /// What the run says of itself, `args` apart.
-    pub state: BTreeMap<String, Fact>,
+    pub state: BTreeMap<String, PlainValue>,
     /// By virtual pipeline stage.
     pub chunks: Chunks,
     /// What the optimizer keeps, where that is wanted and there.
@@ -105,14 +106,14 @@ impl RankFile {
         files: &FileSet,
         torch: &TorchFile,
         beside: Option<FileId>,
-        given: &[(String, Fact)],
+        given: &[(String, PlainValue)],
     ) {
         let values = torch.values();
         let id = values.dict_get(torch.root(), OPTIMIZER);
         let Some(id) = id.filter(|id| !values.is_none(*id)) else { return };
         self.state.insert(OPTIMIZER.to_owned(), plain_state(torch, id));
         let params = params_in_order(&self.chunks);
-        let facts = Facts::new(self.args.clone().unwrap_or_default(), given);
+        let run_args = RunArgs::new(self.args.clone().unwrap_or_default(), given);
         let mut bounds = Bounds::new(&self.path);
         let mut reader = Reader { torch, bounds: &mut bounds, left_out: 0, steps: Vec::new() };
         let mut rank = RankOptimizer { params, states: States::new(), missing_file: None };
@@ -124,7 +125,7 @@ impl RankFile {
                 let steps: BTreeSet<u64> = steps.collect();
                 if !steps.is_empty() {
                     let steps = steps.into_iter().filter_map(|step| i64::try_from(step).ok());
-                    let steps = Fact::List(steps.map(Fact::Int).collect());
+                    let steps = PlainValue::List(steps.map(PlainValue::Int).collect());
                     self.state.insert(format!("{OPTIMIZER}.step"), steps);
                 }
                 if links.iter().any(|link| link.is_distributed) {
@@ -132,7 +133,7 @@ impl RankFile {
                         None => rank.missing_file = Some(self.path.with_file_name(DISTRIBUTED)),
                         Some(file) => {
                             let (states, problems) =
-                                read_buffers(files, file, &links, &rank.params, &facts);
+                                read_buffers(files, file, &links, &rank.params, &run_args);
                             rank.states = states;
                             self.problems.extend(problems);
                         }
@@ -167,15 +168,15 @@ const UNMATCHED: &str = "optimizer state cannot be matched to parameters";
 fn read_buffers(
     files: &FileSet,
     file: FileId,
-    links: &[Link],
+    links: &[ChainedOptimizer],
     params: &[Param],
-    facts: &Facts,
+    run_args: &RunArgs,
 ) -> (States, Vec<Problem>) {
     let mut bounds = Bounds::new(files.path(file));
     let states = match TorchFile::open(files, files.whole(file)) {
         Err(error) => Err(chain_text(&error)),
         Ok(torch) => {
-            let mut buffers = Buffers { torch: &torch, facts, params, bounds: &mut bounds };
+            let mut buffers = Buffers { torch: &torch, run_args, params, bounds: &mut bounds };
             buffers.read(links).map_err(|error| format!("{UNMATCHED}: {error}"))
         }
     };
@@ -210,7 +211,7 @@ fn scalar(files: &FileSet, tensor: &StoredTensor) -> Option<u64> {
 }
 
 /// Everything at the top but models, optimizers and `args`.
-fn state_at_top(torch: &TorchFile) -> BTreeMap<String, Fact> {
+fn state_at_top(torch: &TorchFile) -> BTreeMap<String, PlainValue> {
     state_at(torch, torch.root(), |key| {
         chunk_number(key).is_none() && !key.ends_with("_model") && key != OPTIMIZER && key != "args"
     })

@@ -27,7 +27,7 @@ mod scalar;
 
 use super::exact::Buckets;
 use super::lanes::{CHUNK, Chunk, Lanes, Totals, larger};
-use crate::dtype::Dtype;
+use crate::base::dtype::Dtype;
 
 /// An instruction set that this machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use super::decode::decode_chunk;
 use super::lanes::CHUNK;
 use super::simd::Isa;
 use super::{BLOCK, Side, Stats, compare_block, compare_block_with, general, plain, rounded, size};
-use crate::dtype::Dtype;
+use crate::base::dtype::Dtype;
 
 const ALL: [Dtype; 20] = [
     Dtype::Float64,

@@ -1,7 +1,7 @@
 //! The statistics by exact arithmetic: fixed-point integers wide enough for any sum of products.
 
 use super::super::{Side, size};
-use crate::dtype::{Dtype, Kind};
+use crate::base::dtype::{Dtype, Kind};
 
 /// `limbs * 2^(32 * index - offset)`; limbs are signed until [`Exact::normalised`].
 #[derive(Clone)]

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::dtype::Dtype;
-use crate::layout::Fact;
+use crate::base::dtype::Dtype;
+use crate::base::plain::PlainValue;
 use crate::tensor::testing::pretended;
 use crate::tensor::{ByteOrder, StoredTensor};
 
@@ -27,13 +27,13 @@ fn weight(name: &str, shape: &[u64]) -> Global {
     }
 }
 
-fn facts(pairs: &[(&str, Fact)]) -> Facts {
-    let pairs = pairs.iter().map(|(name, fact)| ((*name).to_owned(), fact.clone()));
-    Facts::new(pairs.collect(), &[])
+fn args(pairs: &[(&str, PlainValue)]) -> RunArgs {
+    let pairs = pairs.iter().map(|(name, arg)| ((*name).to_owned(), arg.clone()));
+    RunArgs::new(pairs.collect(), &[])
 }
 
-fn assembled(tensors: Vec<Global>, facts: &Facts) -> Assembly {
-    from_global(tensors, facts, &Rules::new(&[]))
+fn assembled(tensors: Vec<Global>, args: &RunArgs) -> Assembly {
+    from_global(tensors, args, &Rules::new(&[]))
 }
 
 fn shapes(assembly: &Assembly) -> BTreeMap<String, Vec<u64>> {
@@ -44,7 +44,7 @@ fn shapes(assembly: &Assembly) -> BTreeMap<String, Vec<u64>> {
 /// Where each element lies in the file, in row-major order.
 fn places(tensor: &LogicalTensor) -> Vec<u64> {
     assert_eq!(tensor.check_tiling(), Ok(()));
-    let strides = crate::extent::row_major(tensor.shape()).unwrap();
+    let strides = crate::base::extent::row_major(tensor.shape()).unwrap();
     let mut places = vec![0; usize::try_from(tensor.numel()).unwrap()];
     for piece in tensor.pieces() {
         for number in 0..piece.extent.numel() {
@@ -64,7 +64,7 @@ fn places(tensor: &LogicalTensor) -> Vec<u64> {
 #[track_caller]
 fn check(stored: &[(&str, &[u64])], expected: &[(&str, &[u64])]) {
     let tensors = stored.iter().map(|(name, shape)| weight(name, shape)).collect();
-    let assembly = assembled(tensors, &Facts::default());
+    let assembly = assembled(tensors, &RunArgs::default());
     assert_eq!(assembly.problems, []);
     let expected: BTreeMap<String, Vec<u64>> =
         expected.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect();
@@ -132,7 +132,7 @@ fn every_mixer_has_its_own_list_of_sections() {
         let sections = sections.split(' ');
         tensors.extend(sections.map(|section| weight(&format!("{base}.{section}"), &[2, 3])));
     }
-    let assembly = assembled(tensors, &Facts::default());
+    let assembly = assembled(tensors, &RunArgs::default());
     assert_eq!(assembly.problems, []);
     let rows: Vec<(String, u64)> =
         shapes(&assembly).into_iter().map(|(name, shape)| (name, shape[0])).collect();
@@ -151,7 +151,7 @@ fn sections_that_make_up_nothing_are_a_problem() {
         let name = "decoder.layers.0.mixer.in_proj.weight";
         let tensors =
             sections.iter().map(|section| weight(&format!("{name}.{section}"), &[2, 3])).collect();
-        let assembly = assembled(tensors, &Facts::default());
+        let assembly = assembled(tensors, &RunArgs::default());
         assert!(assembly.tensors.is_empty());
         let [(_, LayoutError::SectionsIncomplete { found, .. })] = &*assembly.problems else {
             unreachable!("{:?}", assembly.problems)
@@ -166,7 +166,7 @@ fn lists_of_different_lengths_are_a_problem() {
         weight("decoder.layers.mlp.linear_fc1.weight", &[3, 8, 4]),
         weight("decoder.layers.mlp.linear_fc2.weight", &[2, 4, 8]),
     ];
-    let assembly = assembled(tensors, &Facts::default());
+    let assembly = assembled(tensors, &RunArgs::default());
     assert_eq!(assembly.tensors.len(), 3);
     let [(name, LayoutError::LayersDisagree { layers: 2, others: 3, .. })] = &*assembly.problems
     else {
@@ -177,13 +177,13 @@ fn lists_of_different_lengths_are_a_problem() {
 
 #[test]
 fn placeholder_layers_are_not_counted() {
-    let noop = facts(&[("noop_layers", Fact::List(vec![Fact::Int(1)]))]);
+    let noop = args(&[("noop_layers", PlainValue::List(vec![PlainValue::Int(1)]))]);
     let mut stacked = numbered(&[3, 4]);
     let kept = [stacked.slice(0, 0, 1).unwrap(), stacked.slice(0, 2, 1).unwrap()];
     // Nothing was written for the second layer.
     stacked = stacked.slice(0, 0, 3).unwrap();
     let boxes = [0, 2].map(|layer| {
-        let extent = crate::extent::Extent { offsets: vec![layer, 0], sizes: vec![1, 4] };
+        let extent = crate::base::extent::Extent { offsets: vec![layer, 0], sizes: vec![1, 4] };
         let region = pretended(1 << 20).part(layer * 4, 4).unwrap();
         let stored =
             StoredTensor::contiguous(Dtype::UInt8, vec![1, 4], region, ByteOrder::Little).unwrap();
@@ -226,8 +226,8 @@ fn a_grid_of_flattened_parts_is_the_parameter_again() {
 #[test]
 fn alternating_gate_and_up_rows_are_parted_whatever_ranks_shared_them() {
     let name = "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight";
-    let interleave = ("moe_mlp_glu_interleave_size", Fact::Int(2));
-    let known = facts(&[interleave, ("tensor_model_parallel_size", Fact::Int(2))]);
+    let interleave = ("moe_mlp_glu_interleave_size", PlainValue::Int(2));
+    let known = args(&[interleave, ("tensor_model_parallel_size", PlainValue::Int(2))]);
     // One rank: gates 0 1, ups 2 3, gates 4 5, ups 6 7.
     let whole = deinterleaved(name, numbered(&[8]), &known, 1).unwrap();
     assert_eq!(places(&whole), [0, 1, 4, 5, 2, 3, 6, 7]);
@@ -246,7 +246,7 @@ fn grouped_experts_have_their_states_untransposed() {
     let mut state = weight(name, &[1, 2, 1, 1, 24]);
     state.state = Some("exp_avg".into());
     state.flattened = Some(vec![1, 2, 4, 6]);
-    let assembly = assembled(vec![weight(name, &[1, 2, 6, 4]), state], &Facts::default());
+    let assembly = assembled(vec![weight(name, &[1, 2, 6, 4]), state], &RunArgs::default());
     assert_eq!(assembly.problems, []);
     let name = "optimizer.exp_avg.decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight";
     let found = &assembly.tensors[&Name::new(name)].tensor;
@@ -257,7 +257,7 @@ fn grouped_experts_have_their_states_untransposed() {
 #[test]
 fn no_tensor_makes_more_layers_than_any_model_has() {
     let assembly =
-        assembled(vec![weight("decoder.layers.a.weight", &[1 << 20, 1])], &Facts::default());
+        assembled(vec![weight("decoder.layers.a.weight", &[1 << 20, 1])], &RunArgs::default());
     assert!(assembly.tensors.is_empty());
     let [(_, LayoutError::TooManyParts)] = &*assembly.problems else {
         unreachable!("{:?}", assembly.problems)
@@ -270,6 +270,6 @@ fn buffers_are_left_out_and_counted() {
         weight("decoder.layers.mlp.linear_fc1._extra_state", &[2, 4]),
         weight("rotary_pos_emb.inv_freq", &[4]),
     ];
-    let assembly = assembled(tensors, &Facts::default());
+    let assembly = assembled(tensors, &RunArgs::default());
     assert_eq!((assembly.buffers, assembly.tensors.len()), (2, 0));
 }

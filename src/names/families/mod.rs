@@ -15,7 +15,7 @@ pub enum Join {
     /// It is the tensor.
     Same,
     /// It is the tensor with rows and columns exchanged: the `[in, out]` of GPT-2's `Conv1D`.
-    Turned,
+    Transposed,
     /// Rows of one part behind those of the other: `[gate; up]`.
     Rows,
     /// `[up; gate]` where the model is gated: the halves change places.
@@ -35,7 +35,7 @@ pub enum Join {
 pub enum Blocks {
     /// As rows.
     Rows,
-    /// As columns, see [`Join::Turned`].
+    /// As columns, see [`Join::Transposed`].
     Columns,
     /// As rows, where a rotation turns neighbouring rows of a head; the canonical one turns its halves.
     Rotated,
@@ -49,9 +49,9 @@ pub enum Packed {
     /// Each as the weight or bias that it is.
     Plain,
     /// Each with rows and columns exchanged.
-    Turned,
-    /// As [`Packed::Turned`], gate and up alternating.
-    TurnedPairs,
+    Transposed,
+    /// As [`Packed::Transposed`], gate and up alternating.
+    TransposedPairs,
     /// As [`Packed::Plain`], gate and up alternating.
     Pairs,
 }
@@ -70,7 +70,7 @@ pub struct Family {
     /// Values of `model_type` in `config.json`; for others, what the command line may say.
     pub model_types: &'static [&'static str],
     /// Weights of norms are stored less one.
-    pub are_norms_less_one: bool,
+    pub are_norms_zero_centered: bool,
     /// What stands before all but the output layer.
     body: &'static str,
     /// What stands before the number of a layer.

@@ -8,7 +8,7 @@
 
 use crate::names::Naming;
 
-use super::Join::{Experts, HeadBlocks, Heads, Replica, Rows, Same, Turned, UpAndGate};
+use super::Join::{Experts, HeadBlocks, Heads, Replica, Rows, Same, Transposed, UpAndGate};
 use super::{Blocks, Family, Packed, Row};
 
 #[rustfmt::skip]
@@ -78,9 +78,9 @@ const PREDICTION: &[Row] = &[
 const GPT_OSS: &[Row] = &[
     ("self_attn.sinks",                              "self_attention.core_attention.softmax_offset",     Same),
     ("mlp.router.{weight,bias}",                     "mlp.router.{weight,bias}",                         Same),
-    ("mlp.experts.gate_up_proj",                     "mlp.experts.local_experts.*.linear_fc1.weight",    Experts(Packed::TurnedPairs)),
+    ("mlp.experts.gate_up_proj",                     "mlp.experts.local_experts.*.linear_fc1.weight",    Experts(Packed::TransposedPairs)),
     ("mlp.experts.gate_up_proj_bias",                "mlp.experts.local_experts.*.linear_fc1.bias",      Experts(Packed::Pairs)),
-    ("mlp.experts.down_proj",                        "mlp.experts.local_experts.*.linear_fc2.weight",    Experts(Packed::Turned)),
+    ("mlp.experts.down_proj",                        "mlp.experts.local_experts.*.linear_fc2.weight",    Experts(Packed::Transposed)),
     ("mlp.experts.down_proj_bias",                   "mlp.experts.local_experts.*.linear_fc2.bias",      Experts(Packed::Plain)),
 ];
 
@@ -102,9 +102,9 @@ const GPT2_NORMS: &[Row] = &[
 const GPT2: &[Row] = &[
     ("attn.c_attn.weight",                           "self_attention.linear_qkv.weight",                 HeadBlocks(Blocks::Columns)),
     ("attn.c_attn.bias",                             "self_attention.linear_qkv.bias",                   HeadBlocks(Blocks::Rows)),
-    ("attn.c_proj.weight",                           "self_attention.linear_proj.weight",                Turned),
+    ("attn.c_proj.weight",                           "self_attention.linear_proj.weight",                Transposed),
     ("attn.c_proj.bias",                             "self_attention.linear_proj.bias",                  Same),
-    ("mlp.{c_fc,c_proj}.weight",                     "mlp.{linear_fc1,linear_fc2}.weight",               Turned),
+    ("mlp.{c_fc,c_proj}.weight",                     "mlp.{linear_fc1,linear_fc2}.weight",               Transposed),
     ("mlp.{c_fc,c_proj}.bias",                       "mlp.{linear_fc1,linear_fc2}.bias",                 Same),
 ];
 
@@ -168,55 +168,55 @@ const INFINITRAIN_LLAMA: &[Row] = &[
 pub static FAMILIES: &[Family] = &[
     Family {
         name: "llama",
-        naming: Naming::Modules, are_norms_less_one: false,
+        naming: Naming::Modules, are_norms_zero_centered: false,
         model_types: &["llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"],
         body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, ATTENTION, MLP, MOE, PREDICTION],
     },
     Family {
         name: "gemma",
-        naming: Naming::Modules, are_norms_less_one: true,
+        naming: Naming::Modules, are_norms_zero_centered: true,
         model_types: &["gemma"],
         body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, ATTENTION, MLP],
     },
     Family {
         name: "deepseek",
-        naming: Naming::Modules, are_norms_less_one: false,
+        naming: Naming::Modules, are_norms_zero_centered: false,
         model_types: &["deepseek_v3", "deepseek_v2", "kimi_k2"],
         body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, LATENT_ATTENTION, MLP, MOE, PREDICTION],
     },
     Family {
         name: "gpt_oss",
-        naming: Naming::Modules, are_norms_less_one: false,
+        naming: Naming::Modules, are_norms_zero_centered: false,
         model_types: &["gpt_oss"],
         body: "model.", layers: "layers.", outside: &[OUTSIDE], inside: &[NORMS, ATTENTION, GPT_OSS],
     },
     Family {
         name: "gpt2",
-        naming: Naming::Modules, are_norms_less_one: false,
+        naming: Naming::Modules, are_norms_zero_centered: false,
         model_types: &["gpt2"],
         body: "transformer.", layers: "h.", outside: &[GPT2_OUTSIDE], inside: &[GPT2_NORMS, GPT2],
     },
     Family {
         name: "gpt_neox",
-        naming: Naming::Modules, are_norms_less_one: false,
+        naming: Naming::Modules, are_norms_zero_centered: false,
         model_types: &["gpt_neox"],
         body: "gpt_neox.", layers: "layers.", outside: &[GPT_NEOX_OUTSIDE], inside: &[NORMS, GPT_NEOX],
     },
     Family {
         name: "GPT-NeoX",
-        naming: Naming::Modules, are_norms_less_one: false,
+        naming: Naming::Modules, are_norms_zero_centered: false,
         model_types: &["neox"],
         body: "", layers: "layers.", outside: &[NEOX_OUTSIDE], inside: &[NORMS, NEOX],
     },
     Family {
         name: "InfiniTrain GPT-2",
-        naming: Naming::InfiniTrain, are_norms_less_one: false,
+        naming: Naming::InfiniTrain, are_norms_zero_centered: false,
         model_types: &["gpt2"],
         body: "transformer.", layers: "h.", outside: &[GPT2_OUTSIDE], inside: &[GPT2_NORMS, INFINITRAIN],
     },
     Family {
         name: "InfiniTrain Llama",
-        naming: Naming::InfiniTrain, are_norms_less_one: false,
+        naming: Naming::InfiniTrain, are_norms_zero_centered: false,
         model_types: &["llama"],
         body: "transformer.", layers: "h.", outside: &[GPT2_OUTSIDE], inside: &[GPT2_NORMS, INFINITRAIN_LLAMA],
     },

@@ -1,0 +1,6 @@
+//! Vocabulary that every other room may use: element types, boxes in index space, plain values, limits.
+
+pub mod dtype;
+pub mod extent;
+pub mod limits;
+pub mod plain;

@@ -1,0 +1,24 @@
+//! Plain values: what a checkpoint says of its run, without any class or code behind it.
+
+use std::collections::BTreeMap;
+
+/// A value as a pickle, a JSON or a YAML file holds it, once nothing can be executed any more.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PlainValue {
+    /// Python's `None`.
+    None,
+    /// A truth value.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A floating point number.
+    Float(f64),
+    /// A text.
+    Text(String),
+    /// A list, a tuple or a set.
+    List(Vec<Self>),
+    /// A dict, or the attributes of a namespace, by name.
+    Map(BTreeMap<String, Self>),
+    /// Anything else, by its class.
+    Opaque(String),
+}

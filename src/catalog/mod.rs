@@ -1,0 +1,200 @@
+//! The one type at the centre: what a checkpoint holds, whatever its format and layout were.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use crate::base::plain::PlainValue;
+use crate::names::{Name, Naming, printable};
+use crate::storage::FileSet;
+use crate::tensor::{LogicalTensor, Merge};
+
+/// What a checkpoint holds: logical tensors under canonical names, and what was noticed on the way.
+///
+/// Left of it everything is formats; nothing right of it knows that a format exists.
+#[derive(Debug)]
+pub struct Catalog {
+    /// Where it comes from.
+    pub origin: Origin,
+    /// The files that its tensors point into.
+    pub files: FileSet,
+    /// Whole tensors, in natural order of their names.
+    pub tensors: BTreeMap<Name, Entry>,
+    /// Parameters that are no tensors of their own but share another one's values.
+    pub tied: BTreeMap<Name, Tied>,
+    /// Those of the tensors that are known by a position only, which two checkpoints need not count alike.
+    pub positions: BTreeSet<Name>,
+    /// What the run says of itself, as plain values: `iteration`, `args`, schedulers, random states, parameter groups.
+    pub state: BTreeMap<String, PlainValue>,
+    /// What could not be read or put together; the rest can still be compared.
+    pub problems: Vec<Problem>,
+    /// What belongs to nothing, as far as its reader came by it: no hindrance to comparing.
+    pub leftovers: Vec<Problem>,
+    /// What a user should know and need not mend.
+    pub notes: Vec<String>,
+}
+
+/// Where a catalog comes from.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    /// The path as the user gave it.
+    pub path: PathBuf,
+    /// The file or folder that it led to.
+    pub resolved: PathBuf,
+    /// The format, by the name that `--format` takes.
+    pub format: &'static str,
+    /// The parallel layout, e.g. `tp2 pp2`.
+    pub layout: String,
+    /// What wrote it, where it says so, e.g. `deepspeed 0.19.8`.
+    pub writer: Option<String>,
+    /// The training iteration.
+    pub iteration: Option<u64>,
+    /// Shard files read.
+    pub shards: usize,
+    /// Stored entries that are no weights and were left out.
+    pub left_out: usize,
+    /// What its names are.
+    pub naming: Naming,
+}
+
+/// What a tensor of a checkpoint is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Section {
+    /// The weights.
+    Model,
+    /// What the optimizer keeps: `optimizer.<state>.<name of the weight>`, masters as state `fp32_param`.
+    Optimizer,
+}
+
+impl Section {
+    /// All of them, in the order of the checkpoint.
+    pub const ALL: [Self; 2] = [Self::Model, Self::Optimizer];
+
+    /// The section of a tensor of this name.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        if name.starts_with("optimizer.") { Self::Optimizer } else { Self::Model }
+    }
+
+    /// The word for it on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Optimizer => "optimizer",
+        }
+    }
+}
+
+/// A tensor of a catalog.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The whole tensor.
+    pub tensor: LogicalTensor,
+    /// Its rows are a vocabulary, padded to a number that depends on the layout.
+    pub is_vocab: bool,
+}
+
+/// A parameter tied to another one.
+#[derive(Debug, Clone)]
+pub struct Tied {
+    /// The parameter whose values it shares.
+    pub to: Name,
+    /// The copy that was stored all the same.
+    pub copy: Option<LogicalTensor>,
+}
+
+/// Something that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The file, where one is to blame.
+    pub file: Option<PathBuf>,
+    /// The tensor, by the name closest to the user's.
+    pub tensor: Option<String>,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl Problem {
+    /// Bytes that are not those of anything.
+    #[must_use]
+    pub fn bytes_behind(file: &std::path::Path, bytes: u64) -> Self {
+        let message = format!("{bytes} bytes behind the end of what was saved");
+        Self { file: Some(file.to_path_buf()), tensor: None, message }
+    }
+
+    /// A problem with one tensor.
+    pub fn of_tensor(tensor: impl Into<String>, message: &impl ToString) -> Self {
+        Self { file: None, tensor: Some(tensor.into()), message: message.to_string() }
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{}: ", printable(&file.to_string_lossy()))?;
+        }
+        if let Some(tensor) = &self.tensor {
+            write!(f, "{}: ", printable(tensor))?;
+        }
+        f.write_str(&printable(&self.message))
+    }
+}
+
+impl Catalog {
+    /// An empty catalog over these files.
+    #[must_use]
+    pub fn new(origin: Origin, files: FileSet) -> Self {
+        Self {
+            origin,
+            files,
+            tensors: BTreeMap::new(),
+            tied: BTreeMap::new(),
+            positions: BTreeSet::new(),
+            state: BTreeMap::new(),
+            problems: Vec::new(),
+            leftovers: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// How many tensors a section has.
+    #[must_use]
+    pub fn count(&self, section: Section) -> usize {
+        self.tensors.keys().filter(|name| Section::of(name.as_str()) == section).count()
+    }
+
+    /// Adds a tensor after proving that its pieces tile its shape; one that they do not is a problem instead.
+    pub fn insert(&mut self, name: Name, entry: Entry) {
+        match entry.tensor.check_tiling() {
+            Ok(()) => {
+                self.tensors.insert(name, entry);
+            }
+            Err(error) => self.problems.push(Problem::of_tensor(name.as_str(), &error)),
+        }
+    }
+
+    /// Lets replicas make their value in this way; parts of a sum stay what they are.
+    pub fn merge_replicas(&mut self, merge: Merge) {
+        for entry in self.tensors.values_mut().filter(|entry| entry.tensor.merge().is_of_replicas())
+        {
+            entry.tensor.set_merge(merge);
+        }
+    }
+
+    /// Says that `name` shares the values of `to`. A stored copy is checked as a further copy of that.
+    pub fn tie(&mut self, name: Name, to: Name, copy: Option<LogicalTensor>) {
+        let Some(entry) = self.tensors.get_mut(&to) else {
+            // Without the tensor it is tied to, the copy is all there is.
+            if let Some(tensor) = copy {
+                self.insert(name, Entry { tensor, is_vocab: true });
+            }
+            return;
+        };
+        if let Some(copy) = copy.clone()
+            && let Err(error) = entry.tensor.add_copy(copy)
+        {
+            self.problems.push(Problem::of_tensor(name.as_str(), &error));
+        }
+        self.tied.insert(name, Tied { to, copy });
+    }
+}

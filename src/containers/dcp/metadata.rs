@@ -1,0 +1,332 @@
+//! What a checkpoint says of itself: the `.metadata` of the coordinator, or the `__<rank>.metadata` of every rank.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::machine::{self, Value};
+use super::record::{Described, Record, Stored, StoredAt, Tensor, Top};
+use super::{DcpError, Fault};
+use crate::base::limits::LIMITS;
+use crate::storage::{FileId, FileSet};
+
+/// The file that the coordinator writes last.
+pub const METADATA: &str = ".metadata";
+
+/// Everything that the metadata of one folder says, with no look at the data files.
+#[derive(Debug)]
+pub struct Metadata {
+    /// All tensors by name.
+    pub tensors: BTreeMap<Arc<str>, TensorMeta>,
+    /// All other objects by name, and where their bytes are; several places are copies by several ranks.
+    pub objects: BTreeMap<Arc<str>, Vec<Place>>,
+    /// Megatron's `mcore_data`: the global shape that a flattened tensor had before (`nd_reformulated_orig_global_shape`).
+    pub original_shapes: BTreeMap<Arc<str>, Arc<[u64]>>,
+    /// Dotted names of the dicts at the two outer levels of the state dict, such as `model` and `optimizer.state`: with
+    /// them a dot in a name tells levels apart, all other dots are the module's own. None where the metadata does not tell.
+    pub parents: Option<BTreeSet<Arc<str>>>,
+    /// The version of the metadata, which torch writes since 2.10.
+    pub version: Option<Arc<str>>,
+    /// What is wrong with it, entry by entry.
+    pub faults: Vec<Fault>,
+    /// The metadata file, or the first of them.
+    pub file: FileId,
+    /// How many ranks wrote metadata of their own; none where the coordinator did.
+    pub ranks: usize,
+}
+
+/// A tensor as the metadata describes it.
+#[derive(Debug, Clone)]
+pub struct TensorMeta {
+    /// The name that torch has for its dtype.
+    pub dtype: Arc<str>,
+    /// Global shape.
+    pub shape: Arc<[u64]>,
+    /// Its chunks, sorted by offsets; doubled ones are copies by several ranks.
+    pub chunks: Vec<Chunk>,
+}
+
+/// A box of a tensor and where its bytes are.
+#[derive(Debug, Clone)]
+pub struct Chunk {
+    /// First index in each dimension.
+    pub offsets: Arc<[u64]>,
+    /// Number of indices in each dimension.
+    pub sizes: Arc<[u64]>,
+    /// Where it was written; none where the metadata does not say.
+    pub place: Option<Place>,
+    /// A further copy of the chunk before it, by another rank.
+    pub is_copy: bool,
+}
+
+/// A slice of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The file, relative to the folder.
+    pub path: Arc<str>,
+    /// Its first byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+    /// What was done to the bytes when they were written, e.g. `stream.zstd/1`; to be undone in this order.
+    pub transforms: Option<Arc<[Arc<str>]>>,
+}
+
+impl From<Stored> for Place {
+    fn from(Stored { path, offset, len, transforms }: Stored) -> Self {
+        Self { path, offset, len, transforms }
+    }
+}
+
+/// The rank of a `__<rank>.metadata`, as torch writes it without collectives (2.9 and later).
+#[must_use]
+pub fn rank_of_metadata(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("__")?.strip_suffix(".metadata")?;
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().ok()).flatten()
+}
+
+/// The metadata files of a folder: the coordinator's, or else those of all ranks in their order.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn metadata_files(folder: &Path) -> Result<Vec<PathBuf>, std::io::Error> {
+    let coordinators = folder.join(METADATA);
+    if coordinators.symlink_metadata().is_ok() {
+        return Ok(vec![coordinators]);
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        if let Some(rank) = rank_of_metadata(&name.to_string_lossy()) {
+            found.push((rank, folder.join(name)));
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+impl Metadata {
+    /// Reads the metadata of a folder; its files are added to `files`.
+    ///
+    /// # Errors
+    /// [`DcpError`] where there is none, or it is damaged.
+    pub fn read(folder: &Path, files: &mut FileSet) -> Result<Self, DcpError> {
+        let io_error = |path: &Path, source| DcpError::Io { path: path.to_path_buf(), source };
+        let paths = metadata_files(folder).map_err(|source| io_error(folder, source))?;
+        let mut tops = Vec::with_capacity(paths.len());
+        for path in &paths {
+            let file = files.add(path).map_err(|source| io_error(path, source))?;
+            tops.push((file, read_one(path, file, files)?));
+        }
+        let Some(&(file, _)) = tops.first() else {
+            return Err(DcpError::NoMetadata { path: folder.to_path_buf() });
+        };
+        let is_coordinators = paths.iter().all(|path| path.ends_with(METADATA));
+        let mut join = Join::new(file);
+        for (file, top) in tops {
+            join.add(file, top);
+        }
+        if is_coordinators {
+            return Ok(join.finish(0));
+        }
+        for rank in missing_ranks(folder, &paths) {
+            let message = format!("missing __{rank}.metadata: what rank {rank} wrote is not known");
+            join.faults.push(Fault { file: None, name: None, message });
+        }
+        Ok(join.finish(paths.len()))
+    }
+}
+
+/// Ranks that must have written metadata and have none: one in each gap, and those that wrote data.
+fn missing_ranks(folder: &Path, metadata: &[PathBuf]) -> BTreeSet<u64> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let ranks: BTreeSet<u64> =
+        metadata.iter().filter_map(|path| rank_of_metadata(&name(path))).collect();
+    let mut missing = BTreeSet::new();
+    let mut expected = 0;
+    for &rank in &ranks {
+        if rank > expected {
+            missing.insert(expected);
+        }
+        expected = rank.saturating_add(1);
+    }
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let wrote = rank_of_data(&entry.file_name().to_string_lossy());
+        missing.extend(wrote.filter(|rank| !ranks.contains(rank)));
+    }
+    missing
+}
+
+/// The rank that wrote a `__<rank>_<number>.distcp`.
+fn rank_of_data(name: &str) -> Option<u64> {
+    let (rank, _) = name.strip_prefix("__")?.strip_suffix(".distcp")?.split_once('_')?;
+    rank.parse().ok()
+}
+
+fn read_one(path: &Path, file: FileId, files: &FileSet) -> Result<Top, DcpError> {
+    let region = files.whole(file);
+    if region.len > LIMITS.metadata_bytes {
+        return Err(DcpError::TooLong { path: path.to_path_buf(), len: region.len });
+    }
+    let damaged = |source| DcpError::Metadata { path: path.to_path_buf(), source };
+    let (root, machine) = machine::run(files, region).map_err(damaged)?;
+    drop(machine);
+    let record = match root {
+        Value::Object(object) => {
+            Rc::into_inner(object).and_then(|object| object.record.into_inner())
+        }
+        _ => None,
+    };
+    match record {
+        Some(Record::Metadata(top)) => Ok(*top),
+        _ => Err(DcpError::NotMetadata { path: path.to_path_buf() }),
+    }
+}
+
+/// Puts together what was described with where it was stored.
+struct Join {
+    file: FileId,
+    tensors: BTreeMap<Arc<str>, Joined>,
+    objects: BTreeMap<Arc<str>, Vec<Place>>,
+    original_shapes: BTreeMap<Arc<str>, Arc<[u64]>>,
+    parents: Option<BTreeSet<Arc<str>>>,
+    version: Option<Arc<str>>,
+    faults: Vec<Fault>,
+}
+
+struct Joined {
+    dtype: Arc<str>,
+    shape: Arc<[u64]>,
+    chunks: Vec<Chunk>,
+}
+
+impl Join {
+    fn new(file: FileId) -> Self {
+        Self {
+            file,
+            tensors: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            original_shapes: BTreeMap::new(),
+            parents: None,
+            version: None,
+            faults: Vec::new(),
+        }
+    }
+
+    /// Adds what one metadata file says.
+    fn add(&mut self, file: FileId, top: Top) {
+        let Top { described, mut stored, original_shapes, parents, version, malformed } = top;
+        if let Some(parents) = parents {
+            self.parents.get_or_insert_default().extend(parents);
+        }
+        self.version = self.version.take().or(version);
+        self.original_shapes.extend(original_shapes);
+        if malformed > 0 {
+            let message =
+                format!("{malformed} entries of the metadata are not as torch writes them");
+            self.faults.push(Fault { file: Some(file), name: None, message });
+        }
+        stored.sort_by(|one, other| (&one.0, &one.1).cmp(&(&other.0, &other.1)));
+        let names: HashSet<_> = described.iter().map(|(name, _)| Arc::clone(name)).collect();
+        for places in stored.chunk_by(|one, other| one.0 == other.0) {
+            if !names.contains(&places[0].0) {
+                self.fault(file, &places[0].0, "is stored, and the metadata does not describe it");
+            }
+        }
+        for (name, described) in described {
+            let places = places_of(&stored, &name);
+            match described {
+                Described::Tensor(tensor) => self.add_tensor(file, &name, &tensor, places),
+                Described::Bytes => self.add_object(file, name, places),
+                Described::Malformed => {
+                    self.fault(file, &name, "its metadata is not as torch writes it");
+                }
+            }
+        }
+    }
+
+    fn fault(&mut self, file: FileId, name: &Arc<str>, message: &str) {
+        let (name, message) = (Some(Arc::clone(name)), message.to_owned());
+        self.faults.push(Fault { file: Some(file), name, message });
+    }
+
+    fn add_tensor(&mut self, file: FileId, name: &Arc<str>, tensor: &Tensor, places: &[StoredAt]) {
+        if tensor.malformed_chunks > 0 {
+            let message =
+                format!("{} of its chunks are not as torch writes them", tensor.malformed_chunks);
+            self.fault(file, name, &message);
+        }
+        let joined = match self.tensors.entry(Arc::clone(name)) {
+            Entry::Vacant(entry) => entry.insert(Joined {
+                dtype: Arc::clone(&tensor.dtype),
+                shape: Arc::clone(&tensor.shape),
+                chunks: Vec::with_capacity(tensor.chunks.len()),
+            }),
+            Entry::Occupied(entry) => entry.into_mut(),
+        };
+        if joined.dtype != tensor.dtype || joined.shape != tensor.shape {
+            let message = format!(
+                "one rank says {} {:?} and another one {} {:?}",
+                joined.dtype, joined.shape, tensor.dtype, tensor.shape
+            );
+            return self.fault(file, name, &message);
+        }
+        let before = joined.chunks.len();
+        for chunk in &tensor.chunks {
+            let at = places.binary_search_by(|place| place.1.as_ref().cmp(&Some(&chunk.offsets)));
+            let place = at.ok().map(|at| places[at].2.clone().into());
+            let (offsets, sizes) = (Arc::clone(&chunk.offsets), Arc::clone(&chunk.sizes));
+            joined.chunks.push(Chunk { offsets, sizes, place, is_copy: false });
+        }
+        // What is stored and not described belongs to another save.
+        let described =
+            joined.chunks[before..].iter().filter(|chunk| chunk.place.is_some()).count();
+        let doubled = places.windows(2).any(|two| two[0].1 == two[1].1);
+        if doubled || described < places.len() {
+            let message = format!(
+                "the metadata describes {} chunks of it and says of {} where they are",
+                tensor.chunks.len(),
+                places.len()
+            );
+            self.fault(file, name, &message);
+        }
+    }
+
+    fn add_object(&mut self, file: FileId, name: Arc<str>, places: &[StoredAt]) {
+        match places {
+            [(_, None, place)] => {
+                self.objects.entry(name).or_default().push(place.clone().into());
+            }
+            [] => self.fault(file, &name, "the metadata does not say where it is"),
+            _ => self.fault(file, &name, "the metadata says more than once where it is"),
+        }
+    }
+
+    fn finish(self, ranks: usize) -> Metadata {
+        let Self { file, tensors, objects, original_shapes, parents, version, faults } = self;
+        let finished = tensors.into_iter().map(|(name, Joined { dtype, shape, mut chunks })| {
+            // Stable: of the copies by several ranks, that of the first rank comes first.
+            chunks.sort_by(|one, other| one.offsets.cmp(&other.offsets));
+            for at in 1..chunks.len() {
+                // The same box twice in one file is no copy but a doubled chunk, as is one of another size.
+                let is_same = chunks[at - 1].offsets == chunks[at].offsets
+                    && chunks[at - 1].sizes == chunks[at].sizes
+                    && !chunks[at].sizes.contains(&0);
+                chunks[at].is_copy = ranks > 0 && is_same;
+            }
+            (name, TensorMeta { dtype, shape, chunks })
+        });
+        let tensors = finished.collect();
+        Metadata { tensors, objects, original_shapes, parents, version, faults, file, ranks }
+    }
+}
+
+/// The entries of one name among all, sorted by name and offsets.
+fn places_of<'a>(all: &'a [StoredAt], name: &Arc<str>) -> &'a [StoredAt] {
+    let start = all.partition_point(|place| place.0 < *name);
+    let len = all[start..].partition_point(|place| place.0 == *name);
+    &all[start..start + len]
+}

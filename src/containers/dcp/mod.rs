@@ -1,0 +1,350 @@
+//! What `torch.distributed.checkpoint` (DCP) writes: metadata that cuts tensors into boxes, and files with a slice for
+//! each box. Knows nothing of Megatron, of names or of ranks beyond the one that wrote a file.
+//!
+//! ```text
+//! folder ─► Metadata::read   .metadata or __<rank>.metadata, read in pieces   names, shapes, boxes, places
+//!              └─► Checkpoint::open   the header of every slice               LogicalTensor for each name
+//!                     └─► Checkpoint::object   on demand                      TorchFile of a bytes object
+//! ```
+//!
+//! To build a format on it:
+//!
+//! - [`Metadata::read`] looks at no data file; its keys tell whose checkpoint it is;
+//! - [`Checkpoint::open`] gives a [`LogicalTensor`] of the global shape for every name that is wanted, or the
+//!   [`TensorFault`] that says which of its chunks cannot be read. Names that are not wanted cost nothing and are still in
+//!   [`Checkpoint::metadata`]. That the boxes tile the shape is left to `Catalog::insert` ([`LogicalTensor::check_tiling`]);
+//! - [`Checkpoint::object`] opens one of [`Metadata::objects`] as the [`TorchFile`] that it is;
+//! - [`Metadata::faults`] are entries that nobody can read, for the catalog's problems.
+//!
+//! A slice is a whole `torch.save` archive (the default), or lies in a safetensors file (serialization since torch 2.8: then
+//! the offsets of the metadata are of no use, and the file is asked by name), or is compressed
+//! (`transform_descriptors`). What is compressed with zstd is decompressed once, on opening, to an unnamed file in the folder
+//! for temporary files (`TMPDIR`), which must have room for the tensors that are wanted: memory stays bounded.
+
+mod machine;
+mod metadata;
+mod plans;
+mod record;
+mod shard_file;
+mod slice;
+mod unpack;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use thiserror::Error;
+
+pub use metadata::{
+    Chunk, METADATA, Metadata, Place, TensorMeta, metadata_files, rank_of_metadata,
+};
+pub use shard_file::ShardFile;
+pub use slice::SliceError;
+
+use crate::base::dtype::Dtype;
+use crate::base::extent::{Extent, numel};
+use crate::base::limits::LIMITS;
+use crate::containers::torch::TorchFile;
+use crate::containers::torch::pickle::stream::StreamError;
+use crate::storage::{FileId, FileSet, Region};
+use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
+
+use slice::DataFile;
+use unpack::Spool;
+
+/// A checkpoint whose wanted tensors were looked up in its data files.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// What the metadata says of all tensors and objects.
+    pub metadata: Metadata,
+    /// The tensors that were wanted: boxes of bytes, not yet proven to tile the shape, or why not.
+    pub tensors: BTreeMap<Arc<str>, Result<LogicalTensor, TensorFault>>,
+    /// Data files that were looked at.
+    pub data_files: usize,
+    /// Data files with bytes behind the last of their packed slices, and how many; other slices show it themselves.
+    pub behind: Vec<(FileId, u64)>,
+    slices: Slices,
+}
+
+/// Why a folder cannot be read as a checkpoint.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DcpError {
+    /// A file or folder cannot be read.
+    #[error("{}: cannot be read", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No metadata at all.
+    #[error("{}: neither .metadata nor __<rank>.metadata: the save was interrupted; save it again", path.display())]
+    NoMetadata {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// More bytes than any metadata has.
+    #[error("{}: {len} bytes, more than {}", path.display(), LIMITS.metadata_bytes)]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        len: u64,
+    },
+    /// A damaged pickle.
+    #[error("{}: cannot be read; copy or save the checkpoint again", path.display())]
+    Metadata {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: StreamError,
+    },
+    /// A pickle of something else.
+    #[error("{}: not the metadata of torch.distributed.checkpoint", path.display())]
+    NotMetadata {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// An entry of the metadata that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// The file that is to blame, where one is.
+    pub file: Option<FileId>,
+    /// The tensor or object, where it is one.
+    pub name: Option<Arc<str>>,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// Why a tensor cannot be put together from its chunks.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TensorFault {
+    /// An element type that cannot be compared.
+    #[error("dtype {} is not supported", name.escape_debug())]
+    Dtype {
+        /// Its name.
+        name: String,
+    },
+    /// Chunks whose bytes cannot be found.
+    #[error("{}{first}{}", chunk_text(*chunks, offsets), others_text(*lost))]
+    Chunks {
+        /// How many chunks the tensor has.
+        chunks: usize,
+        /// How many of them are lost.
+        lost: usize,
+        /// Where the first lost one starts.
+        offsets: Vec<u64>,
+        /// Why.
+        first: SliceError,
+    },
+    /// Chunks that do not fit together.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+fn chunk_text(chunks: usize, offsets: &[u64]) -> String {
+    if chunks > 1 { format!("its chunk at {offsets:?}: ") } else { String::new() }
+}
+
+fn others_text(lost: usize) -> String {
+    if lost > 1 { format!("; {} more of its chunks are lost", lost - 1) } else { String::new() }
+}
+
+impl Checkpoint {
+    /// Finds the bytes of all tensors that are wanted. Data files are added to `files`; no element is read, but
+    /// what is compressed is decompressed.
+    ///
+    /// # Errors
+    /// [`DcpError`] where the metadata cannot be read. What is wrong with single tensors is said in their place.
+    pub fn open(
+        folder: &Path,
+        files: &mut FileSet,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Self, DcpError> {
+        Ok(Self::of(Metadata::read(folder, files)?, folder, files, wanted))
+    }
+
+    /// As [`Checkpoint::open`], where the metadata was read before.
+    pub fn of(
+        metadata: Metadata,
+        folder: &Path,
+        files: &mut FileSet,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Self {
+        let tensors: Vec<(&Arc<str>, &TensorMeta)> =
+            metadata.tensors.iter().filter(|(name, _)| wanted(name)).collect();
+        let mut slices = Slices { folder: folder.to_path_buf(), ..Slices::default() };
+        for (_, tensor) in &tensors {
+            let element = Dtype::from_name(&tensor.dtype).map_or(0, Dtype::size);
+            for chunk in &tensor.chunks {
+                if let Some(place) = &chunk.place {
+                    let bytes = numel(&chunk.sizes).and_then(|count| count.checked_mul(element));
+                    slices.prepare(place, files, bytes.unwrap_or(0).saturating_add(ARCHIVE));
+                }
+            }
+        }
+        for (name, places) in &metadata.objects {
+            if let Some(place) = places.first().filter(|_| wanted(name)) {
+                slices.prepare(place, files, LIMITS.pickle_bytes);
+            }
+        }
+        let files = &*files;
+        let put_together = tensors.par_iter().map(|(name, tensor)| {
+            ((*name).clone(), tensor.put_together(name, &slices, files, metadata.file))
+        });
+        let tensors = put_together.collect::<Vec<_>>().into_iter().collect();
+        let data_files = slices.files.len();
+        let behind = slices.behind(&metadata, files);
+        Self { metadata, tensors, data_files, behind, slices }
+    }
+
+    /// The file that `torch.save` made of an object that is no tensor. Where several ranks wrote one, that of the first.
+    ///
+    /// # Errors
+    /// [`SliceError`] where there is no such object, or it cannot be read.
+    pub fn object(&self, name: &str, files: &FileSet) -> Result<TorchFile, SliceError> {
+        let place = self.metadata.objects.get(name).and_then(|places| places.first());
+        self.slices.object(place.ok_or(SliceError::NoPlace)?, files)
+    }
+}
+
+impl TensorMeta {
+    fn put_together(
+        &self,
+        name: &Arc<str>,
+        slices: &Slices,
+        files: &FileSet,
+        metadata: FileId,
+    ) -> Result<LogicalTensor, TensorFault> {
+        let dtype = Dtype::from_name(&self.dtype)
+            .ok_or_else(|| TensorFault::Dtype { name: self.dtype.to_string() })?;
+        let mut boxes = Vec::with_capacity(self.chunks.len());
+        let mut copies: Vec<(Extent, StoredTensor)> = Vec::new();
+        let mut lost = Vec::new();
+        for chunk in self.chunks.iter().filter(|chunk| !chunk.sizes.contains(&0)) {
+            match slices.tensor(name, chunk, dtype, files) {
+                Ok(stored) => {
+                    let (offsets, sizes) = (chunk.offsets.to_vec(), chunk.sizes.to_vec());
+                    let found = if chunk.is_copy { &mut copies } else { &mut boxes };
+                    found.push((Extent { offsets, sizes }, stored));
+                }
+                Err(error) => lost.push((chunk.offsets.to_vec(), error)),
+            }
+        }
+        let (chunks, count) = (self.chunks.len(), lost.len());
+        if let Some((offsets, first)) = lost.into_iter().next() {
+            return Err(TensorFault::Chunks { chunks, lost: count, offsets, first });
+        }
+        let source = Source { file: metadata, name: Arc::clone(name) };
+        let mut tensor = LogicalTensor::from_boxes(dtype, self.shape.to_vec(), source, boxes)?;
+        // One at a time: copies by several ranks may overlap.
+        for copy in copies {
+            let source = Source { file: copy.1.storage().file, name: Arc::clone(name) };
+            tensor.add_copy(LogicalTensor::from_boxes(
+                dtype,
+                self.shape.to_vec(),
+                source,
+                [copy],
+            )?)?;
+        }
+        Ok(tensor)
+    }
+}
+
+/// What an archive may have of bytes besides those of its tensor.
+const ARCHIVE: u64 = 1 << 20;
+
+/// The data files of a checkpoint, and what was unpacked of them.
+#[derive(Debug, Default)]
+struct Slices {
+    folder: PathBuf,
+    files: HashMap<Arc<str>, DataFile>,
+    /// By file and offset.
+    unpacked: HashMap<(Arc<str>, u64), Result<Region, SliceError>>,
+    spool: Spool,
+}
+
+impl Slices {
+    /// Adds the file of a slice and, where the slice is compressed, unpacks at most `limit` bytes of it.
+    fn prepare(&mut self, place: &Place, files: &mut FileSet, limit: u64) {
+        let Self { folder, files: data_files, unpacked, spool } = self;
+        let file = match data_files.get(&place.path) {
+            Some(file) => file,
+            None => {
+                let file = DataFile::add(folder, &place.path, files);
+                data_files.entry(Arc::clone(&place.path)).or_insert(file)
+            }
+        };
+        if let Some(transforms) = &place.transforms {
+            let key = (Arc::clone(&place.path), place.offset);
+            unpacked.entry(key).or_insert_with(|| {
+                let packed = file.region(place, files)?;
+                spool.unpack(files, folder, packed, transforms, limit)
+            });
+        }
+    }
+
+    /// What lies behind the last slice of files whose slices are packed.
+    fn behind(&self, metadata: &Metadata, files: &FileSet) -> Vec<(FileId, u64)> {
+        let chunks = metadata.tensors.values().flat_map(|tensor| &tensor.chunks);
+        let places = chunks.filter_map(|chunk| chunk.place.as_ref());
+        let mut ends: BTreeMap<FileId, u64> = BTreeMap::new();
+        for place in places.chain(metadata.objects.values().flatten()) {
+            if place.transforms.is_some()
+                && let Some(Ok(region)) =
+                    self.files.get(&place.path).map(|file| file.region(place, files))
+            {
+                let end = ends.entry(region.file).or_default();
+                *end = region.offset.saturating_add(region.len).max(*end);
+            }
+        }
+        let behind =
+            ends.into_iter().map(|(file, end)| (file, files.whole(file).len.saturating_sub(end)));
+        behind.filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    fn file(&self, place: &Place) -> Result<&DataFile, SliceError> {
+        self.files.get(&place.path).ok_or(SliceError::NotWanted)
+    }
+
+    /// The bytes of a slice that was unpacked.
+    fn unpacked(&self, place: &Place) -> Result<Region, SliceError> {
+        let key = (Arc::clone(&place.path), place.offset);
+        self.unpacked.get(&key).cloned().unwrap_or(Err(SliceError::NotWanted))
+    }
+
+    fn tensor(
+        &self,
+        name: &str,
+        chunk: &Chunk,
+        dtype: Dtype,
+        files: &FileSet,
+    ) -> Result<StoredTensor, SliceError> {
+        let place = chunk.place.as_ref().ok_or(SliceError::NoPlace)?;
+        let found = if place.transforms.is_some() {
+            let region = self.unpacked(place);
+            region.and_then(|region| slice::in_archive(files, region, chunk, dtype))
+        } else {
+            self.file(place).and_then(|file| file.tensor(name, chunk, place, dtype, files))
+        };
+        found.map_err(|error| error.in_file(place))
+    }
+
+    fn object(&self, place: &Place, files: &FileSet) -> Result<TorchFile, SliceError> {
+        let region = if place.transforms.is_some() {
+            self.unpacked(place)
+        } else {
+            self.file(place).and_then(|file| file.region(place, files))
+        };
+        let opened = region.and_then(|region| {
+            TorchFile::open(files, region).map_err(|error| SliceError::Torch(Arc::new(error)))
+        });
+        opened.map_err(|error| error.in_file(place))
+    }
+}

@@ -1,0 +1,222 @@
+//! One slice of a data file: what it holds, checked against what the metadata says of it.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::path::{Component, Path};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thiserror::Error;
+
+use super::metadata::{Chunk, Place};
+use super::shard_file::ShardFile;
+use crate::base::dtype::Dtype;
+use crate::containers::safetensors::{Safetensors, SafetensorsError};
+use crate::containers::torch::{TorchError, TorchFile};
+use crate::storage::{FileId, FileSet, Region};
+use crate::tensor::StoredTensor;
+
+/// Why the bytes of a chunk or an object cannot be found.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum SliceError {
+    /// In which file, and where.
+    #[error("{}: byte {offset}: {source}", path.escape_debug())]
+    InFile {
+        /// The file, relative to the folder.
+        path: Arc<str>,
+        /// First byte of the slice.
+        offset: u64,
+        /// What is wrong with it.
+        source: Box<Self>,
+    },
+    /// The metadata has no place for it.
+    #[error("the metadata does not say where it is: the save is incomplete; save it again")]
+    NoPlace,
+    /// It was not among those that were wanted.
+    #[error("it was not looked for")]
+    NotWanted,
+    /// A path that leads out of the folder.
+    #[error("no name of a file in this folder")]
+    Outside,
+    /// The file is not there or cannot be read.
+    #[error("{what}")]
+    File {
+        /// What the system said.
+        what: String,
+    },
+    /// The slice does not lie inside the file.
+    #[error("{len} bytes are not in a file of {file} bytes: it is cut off; copy or save it again")]
+    Range {
+        /// Bytes of the slice.
+        len: u64,
+        /// Bytes of the file.
+        file: u64,
+    },
+    /// No archive of torch, or a damaged one.
+    #[error("{}", with_causes(&**.0))]
+    Torch(Arc<TorchError>),
+    /// An archive with something else than a tensor, or a tensor that cannot be read.
+    #[error("{what}")]
+    Tensor {
+        /// What it is instead, or why not.
+        what: String,
+    },
+    /// A damaged safetensors file.
+    #[error("{}", with_causes(&**.0))]
+    Safetensors(Arc<SafetensorsError>),
+    /// A safetensors file without the chunk.
+    #[error("{what}")]
+    NotInSafetensors {
+        /// What it holds instead.
+        what: String,
+    },
+    /// Not the dtype that the metadata says.
+    #[error("the metadata says {expected} and the file holds {found}")]
+    Dtype {
+        /// According to the metadata.
+        expected: Dtype,
+        /// In the file.
+        found: Dtype,
+    },
+    /// Not the shape that the metadata says.
+    #[error("the metadata says shape {expected:?} and the file holds {found:?}")]
+    Shape {
+        /// According to the metadata.
+        expected: Vec<u64>,
+        /// In the file.
+        found: Vec<u64>,
+    },
+    /// A transform that is not known.
+    #[error("unsupported transform {}", name.escape_debug())]
+    Transform {
+        /// Its name.
+        name: String,
+    },
+    /// The compressed bytes are damaged, or there is no room for them.
+    #[error("cannot be decompressed: {what}")]
+    Unpack {
+        /// Why not.
+        what: String,
+    },
+}
+
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| (*error).source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+impl SliceError {
+    pub(super) fn in_file(self, place: &Place) -> Self {
+        let source = Box::new(self);
+        Self::InFile { path: Arc::clone(&place.path), offset: place.offset, source }
+    }
+}
+
+/// A data file, opened when the metadata first names it.
+#[derive(Debug)]
+pub(super) struct DataFile {
+    file: Result<FileId, SliceError>,
+    /// Safetensors headers in it, by where they start.
+    headers: Mutex<HashMap<u64, Header>>,
+}
+
+type Header = Result<Arc<ShardFile>, SliceError>;
+
+impl DataFile {
+    /// The file of this relative path. Nothing outside of the folder is opened.
+    pub(super) fn add(folder: &Path, path: &str, files: &mut FileSet) -> Self {
+        let relative = Path::new(path);
+        let is_inside = relative.components().all(|part| matches!(part, Component::Normal(_)));
+        let file = if is_inside && !path.is_empty() {
+            let added = files.add(&folder.join(relative));
+            added.map_err(|error| SliceError::File { what: error.to_string().to_lowercase() })
+        } else {
+            Err(SliceError::Outside)
+        };
+        Self { file, headers: Mutex::default() }
+    }
+
+    /// The bytes of a slice.
+    pub(super) fn region(&self, place: &Place, files: &FileSet) -> Result<Region, SliceError> {
+        let whole = files.whole(self.file.clone()?);
+        let range = SliceError::Range { len: place.len, file: whole.len };
+        whole.part(place.offset, place.len).ok_or(range)
+    }
+
+    /// The header of the safetensors file that starts where a slice should be, read once.
+    fn header(&self, start: u64, files: &FileSet) -> Header {
+        let whole = files.whole(self.file.clone()?);
+        let mut headers = self.headers.lock().unwrap_or_else(PoisonError::into_inner);
+        let header = headers.entry(start).or_insert_with(|| {
+            let rest = whole.part(start, whole.len.saturating_sub(start));
+            let rest = rest.ok_or(SliceError::Range { len: 0, file: whole.len })?;
+            let header = ShardFile::open(files, rest);
+            header.map(Arc::new).map_err(|error| SliceError::Safetensors(Arc::new(error)))
+        });
+        header.clone()
+    }
+
+    /// The tensor of a slice that nothing was done to.
+    pub(super) fn tensor(
+        &self,
+        name: &str,
+        chunk: &Chunk,
+        place: &Place,
+        dtype: Dtype,
+        files: &FileSet,
+    ) -> Result<StoredTensor, SliceError> {
+        let region = self.region(place, files)?;
+        let found = in_archive(files, region, chunk, dtype);
+        if !matches!(found, Err(SliceError::Torch(_))) || !is_safetensors(files, region) {
+            return found;
+        }
+        // The offset and length of the metadata are not those of the tensor, which is known by its name alone.
+        let file = self.header(place.offset, files)?;
+        let (offsets, stored) =
+            file.chunk(name).map_err(|what| SliceError::NotInSafetensors { what })?;
+        if *offsets != *chunk.offsets {
+            let what = format!("holds the chunk at {offsets:?} instead");
+            return Err(SliceError::NotInSafetensors { what });
+        }
+        checked(stored.clone(), chunk, dtype)
+    }
+}
+
+/// Whether a safetensors file starts where a region does; it may be longer.
+fn is_safetensors(files: &FileSet, region: Region) -> bool {
+    const HEAD: u64 = 64;
+    let rest = files.whole(region.file).len - region.offset;
+    let mut head = vec![0; usize::try_from(rest.min(HEAD)).unwrap_or_default()];
+    files.read_exact_at(region.file, &mut head, region.offset).is_ok()
+        && Safetensors::may_start_with(&head, rest)
+}
+
+/// The tensor that an archive of `torch.save` holds.
+pub(super) fn in_archive(
+    files: &FileSet,
+    region: Region,
+    chunk: &Chunk,
+    dtype: Dtype,
+) -> Result<StoredTensor, SliceError> {
+    let torch = TorchFile::open(files, region).map_err(|error| SliceError::Torch(error.into()))?;
+    let tensor = torch.tensor(torch.root());
+    let tensor = tensor.map_err(|error| SliceError::Tensor { what: with_causes(&error) })?;
+    let no_tensor = || SliceError::Tensor { what: "holds no tensor".to_owned() };
+    checked(tensor.ok_or_else(no_tensor)?, chunk, dtype)
+}
+
+/// The tensor, if it is what the metadata says.
+fn checked(
+    stored: StoredTensor,
+    chunk: &Chunk,
+    expected: Dtype,
+) -> Result<StoredTensor, SliceError> {
+    if stored.dtype() != expected {
+        return Err(SliceError::Dtype { expected, found: stored.dtype() });
+    }
+    if stored.shape() != &*chunk.sizes {
+        let (expected, found) = (chunk.sizes.to_vec(), stored.shape().to_vec());
+        return Err(SliceError::Shape { expected, found });
+    }
+    Ok(stored)
+}

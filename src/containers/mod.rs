@@ -1,0 +1,6 @@
+//! What a file holds, knowing of no ranks, layouts or models: one module a container.
+
+pub mod dcp;
+pub mod safetensors;
+pub mod torch;
+pub mod zarr;

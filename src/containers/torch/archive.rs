@@ -1,0 +1,454 @@
+//! The directory of the zip archive that `torch.save` writes since torch 1.6, as names and byte ranges.
+//!
+//! torch stores its records uncompressed so that they can be mapped; an archive that cannot be read by byte
+//! ranges is refused, not unpacked. The archive may lie anywhere in a file: all offsets count from the region's start.
+//! Nothing depends on torch's 64-byte alignment, which other writers (Python's `zipfile`) do not keep.
+
+use std::collections::HashMap;
+use std::io;
+
+use rawzip::{CompressionMethod, ReaderAt, ZipArchive, ZipFileHeaderRecord};
+use thiserror::Error;
+
+use super::peek::{EDGE, Peek};
+use crate::base::limits::LIMITS;
+use crate::storage::{FileSet, Region};
+
+/// One record of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Path inside the archive.
+    pub name: String,
+    /// Its bytes.
+    pub region: Region,
+}
+
+/// The records of an archive, in the order of its directory.
+#[derive(Debug)]
+pub struct Archive {
+    entries: Vec<Entry>,
+    by_name: HashMap<String, usize>,
+}
+
+/// Why an archive cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ArchiveError {
+    /// The file cannot be read.
+    #[error("cannot read the zip directory")]
+    Io(#[from] io::Error),
+    /// There is no end record: almost always a file that was cut off.
+    #[error(
+        "no zip directory at the end: the file is cut off at byte {len}; copy or save it again"
+    )]
+    NoDirectory {
+        /// Bytes that are there.
+        len: u64,
+    },
+    /// The directory itself is damaged.
+    #[error("the zip directory is damaged ({what}); copy or save the file again")]
+    Damaged {
+        /// What the zip reader stumbled over.
+        what: String,
+    },
+    /// More entries than any checkpoint has.
+    #[error("{count} zip entries, more than {}", LIMITS.archive_entries)]
+    TooManyEntries {
+        /// What the directory announces.
+        count: u64,
+    },
+    /// The directory holds another number of entries than it announces.
+    #[error("the zip directory announces {announced} entries and holds {found}")]
+    EntryCount {
+        /// Entries according to the end record.
+        announced: u64,
+        /// Entries found.
+        found: u64,
+    },
+    /// Something stands before the first entry, as when several archives lie in one file.
+    #[error("the zip archive starts at byte {start}, not at the start of the file")]
+    Prefix {
+        /// Offset of the first local header.
+        start: u64,
+    },
+    /// An entry is encrypted.
+    #[error("zip entry {name:?} is encrypted; checkpoints are read as plain files only")]
+    Encrypted {
+        /// The entry.
+        name: String,
+    },
+    /// An entry is compressed.
+    #[error(
+        "zip entry {name:?} is compressed (method {method}) and cannot be read in place; \
+         load the file and save it again with torch.save, which stores entries as they are"
+    )]
+    Compressed {
+        /// The entry.
+        name: String,
+        /// Number of the method in the zip format.
+        method: u16,
+    },
+    /// Two entries have one name.
+    #[error("two zip entries are named {name:?}")]
+    Duplicate {
+        /// The name.
+        name: String,
+    },
+    /// The header before the data does not belong to the directory's entry.
+    #[error("zip entry {name:?}: no header of that name at byte {at}")]
+    LocalHeader {
+        /// The name in the directory.
+        name: String,
+        /// Where its header should be.
+        at: u64,
+    },
+    /// An entry's range is not its own.
+    #[error(
+        "zip entry {name:?} at byte {at} reaches beyond byte {end}, where something else begins"
+    )]
+    Overlap {
+        /// The entry.
+        name: String,
+        /// Where its header is.
+        at: u64,
+        /// Where the next entry or the directory begins.
+        end: u64,
+    },
+    /// A stored entry whose two sizes differ.
+    #[error("zip entry {name:?} is stored but has two sizes, {stored} and {original}")]
+    Sizes {
+        /// The entry.
+        name: String,
+        /// Bytes in the archive.
+        stored: u64,
+        /// Bytes of the original.
+        original: u64,
+    },
+}
+
+/// An entry of the directory whose local header is still to be read.
+struct Listed {
+    name: String,
+    raw_name: Vec<u8>,
+    header: u64,
+    len: u64,
+}
+
+impl Archive {
+    /// Reads the directory and every local header of the archive that fills `region`.
+    ///
+    /// # Errors
+    /// [`ArchiveError`] where the archive is damaged, or its entries are not plain byte ranges of their own.
+    pub fn open(files: &FileSet, region: Region) -> Result<Self, ArchiveError> {
+        Self::read(&Peek::new(files, region)?)
+    }
+
+    pub(super) fn read(peek: &Peek<'_>) -> Result<Self, ArchiveError> {
+        let (listed, directory) = list(peek)?;
+        let mut by_name = HashMap::with_capacity(listed.len());
+        for (index, entry) in listed.iter().enumerate() {
+            if by_name.insert(entry.name.clone(), index).is_some() {
+                return Err(ArchiveError::Duplicate { name: entry.name.clone() });
+            }
+        }
+        let entries = locate(peek, listed, directory)?;
+        Ok(Self { entries, by_name })
+    }
+
+    /// All records.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The record of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Entry> {
+        self.by_name.get(name).and_then(|&index| self.entries.get(index))
+    }
+}
+
+/// Where the archive ends in its region; `None` where there is no such archive.
+pub(super) fn end(files: &FileSet, region: Region) -> Option<u64> {
+    let peek = Peek::new(files, region).ok()?;
+    let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
+    let locator = rawzip::ZipLocator::new();
+    let zip = locator.locate_in_reader(Part(&peek), &mut buffer, region.len).ok()?;
+    Some(zip.end_offset())
+}
+
+/// Reads the directory: its entries, and where it begins.
+fn list(peek: &Peek<'_>) -> Result<(Vec<Listed>, u64), ArchiveError> {
+    let len = peek.region.len;
+    let mut buffer = vec![0; EDGE];
+    let zip = rawzip::ZipLocator::new()
+        .locate_in_reader(Part(peek), &mut buffer, len)
+        .map_err(|(_, error)| damaged(error, len))?;
+    let announced = zip.entries_hint();
+    if usize::try_from(announced).map_or(true, |count| count > LIMITS.archive_entries) {
+        return Err(ArchiveError::TooManyEntries { count: announced });
+    }
+    if len.saturating_sub(zip.directory_offset()) > EDGE as u64 {
+        buffer.resize(rawzip::RECOMMENDED_BUFFER_SIZE, 0);
+    }
+    let listed = list_entries(&zip, &mut buffer, len)?;
+    let found = listed.len() as u64;
+    if found != announced {
+        return Err(ArchiveError::EntryCount { announced, found });
+    }
+    Ok((listed, zip.directory_offset()))
+}
+
+fn list_entries(
+    zip: &ZipArchive<Part<'_>>,
+    buffer: &mut [u8],
+    len: u64,
+) -> Result<Vec<Listed>, ArchiveError> {
+    let mut listed = Vec::new();
+    let mut entries = zip.entries(buffer);
+    while let Some(record) = entries.next_entry().map_err(|error| damaged(error, len))? {
+        if listed.len() >= LIMITS.archive_entries {
+            return Err(ArchiveError::TooManyEntries { count: listed.len() as u64 + 1 });
+        }
+        listed.push(list_entry(&record)?);
+    }
+    Ok(listed)
+}
+
+fn list_entry(record: &ZipFileHeaderRecord<'_>) -> Result<Listed, ArchiveError> {
+    let raw_name = record.file_path().as_ref().to_vec();
+    let name = String::from_utf8_lossy(&raw_name).into_owned();
+    let flags = record.flags();
+    if flags.is_encrypted() || flags.has_strong_encryption() || flags.is_masked() {
+        return Err(ArchiveError::Encrypted { name });
+    }
+    let method = record.compression_method();
+    if method != CompressionMethod::STORE {
+        return Err(ArchiveError::Compressed { name, method: method.as_u16() });
+    }
+    let (stored, original) = (record.compressed_size_hint(), record.uncompressed_size_hint());
+    if stored != original {
+        return Err(ArchiveError::Sizes { name, stored, original });
+    }
+    Ok(Listed { name, raw_name, header: record.local_header_offset(), len: stored })
+}
+
+/// Fixed part of a local header, and the little of it that matters here (APPNOTE.TXT 6.3.10, section 4.3.7).
+const LOCAL_HEADER: usize = 30;
+const LOCAL_SIGNATURE: &[u8] = b"PK\x03\x04";
+const NAME_LEN_AT: usize = 26;
+const EXTRA_LEN_AT: usize = 28;
+
+/// Reads the local headers in the order of the file, since only they tell where the data begins, and checks
+/// that no two entries share a byte.
+fn locate(
+    peek: &Peek<'_>,
+    listed: Vec<Listed>,
+    directory: u64,
+) -> Result<Vec<Entry>, ArchiveError> {
+    let mut order: Vec<usize> = (0..listed.len()).collect();
+    order.sort_by_key(|&index| listed[index].header);
+    if let Some(&first) = order.first()
+        && listed[first].header != 0
+    {
+        return Err(ArchiveError::Prefix { start: listed[first].header });
+    }
+    let mut window = Window { peek, start: 0, bytes: Vec::new() };
+    let mut regions = vec![peek.region; listed.len()];
+    for (position, &index) in order.iter().enumerate() {
+        let entry = &listed[index];
+        let end = order.get(position + 1).map_or(directory, |&next| listed[next].header);
+        let overlap = || ArchiveError::Overlap { name: entry.name.clone(), at: entry.header, end };
+        let start = data_start(&mut window, entry)?.ok_or_else(|| ArchiveError::LocalHeader {
+            name: entry.name.clone(),
+            at: entry.header,
+        })?;
+        if start.checked_add(entry.len).is_none_or(|data_end| data_end > end) {
+            return Err(overlap());
+        }
+        regions[index] = peek.region.part(start, entry.len).ok_or_else(overlap)?;
+    }
+    Ok(listed
+        .into_iter()
+        .zip(regions)
+        .map(|(entry, region)| Entry { name: entry.name, region })
+        .collect())
+}
+
+/// Where the data of an entry begins, if its local header is that entry's.
+fn data_start(window: &mut Window<'_>, entry: &Listed) -> Result<Option<u64>, io::Error> {
+    let Some(header) = window.get(entry.header, LOCAL_HEADER + entry.raw_name.len())? else {
+        return Ok(None);
+    };
+    let (fixed, name) = header.split_at(LOCAL_HEADER);
+    let number = |at: usize| u64::from(u16::from_le_bytes([fixed[at], fixed[at + 1]]));
+    let is_same = fixed.starts_with(LOCAL_SIGNATURE)
+        && number(NAME_LEN_AT) == entry.raw_name.len() as u64
+        && name == entry.raw_name;
+    let before_extra = entry.header.checked_add(header.len() as u64);
+    Ok(before_extra.filter(|_| is_same).and_then(|offset| offset.checked_add(number(EXTRA_LEN_AT))))
+}
+
+/// A read-ahead of one page, so that runs of small records cost one read and large ones little more than their header.
+struct Window<'a> {
+    peek: &'a Peek<'a>,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+const PAGE: usize = 4096;
+
+impl Window<'_> {
+    /// `len` bytes from `offset` of the region, if they are inside.
+    fn get(&mut self, offset: u64, len: usize) -> io::Result<Option<&[u8]>> {
+        let Some(rest) = self.peek.region.len.checked_sub(offset) else { return Ok(None) };
+        let rest = usize::try_from(rest).unwrap_or(usize::MAX);
+        if len > rest {
+            return Ok(None);
+        }
+        let mut skip = offset.checked_sub(self.start).and_then(|skip| usize::try_from(skip).ok());
+        let is_inside =
+            |skip: usize| skip.checked_add(len).is_some_and(|end| end <= self.bytes.len());
+        if !skip.is_some_and(is_inside) {
+            self.bytes.resize(len.max(PAGE).min(rest), 0);
+            self.peek.read_exact(&mut self.bytes, offset)?;
+            self.start = offset;
+            skip = Some(0);
+        }
+        Ok(skip.and_then(|skip| self.bytes.get(skip..skip + len)))
+    }
+}
+
+/// The region as the zip reader wants it: reads that end where the region ends.
+struct Part<'a>(&'a Peek<'a>);
+
+impl ReaderAt for Part<'_> {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let rest = self.0.region.len.saturating_sub(offset);
+        let len = usize::try_from(rest).unwrap_or(usize::MAX).min(buffer.len());
+        if len > 0 {
+            self.0.read_exact(&mut buffer[..len], offset)?;
+        }
+        Ok(len)
+    }
+}
+
+fn damaged(error: rawzip::Error, len: u64) -> ArchiveError {
+    match error.into_kind() {
+        rawzip::ErrorKind::IO(error) => ArchiveError::Io(error),
+        rawzip::ErrorKind::MissingEndOfCentralDirectory => ArchiveError::NoDirectory { len },
+        other => ArchiveError::Damaged { what: other.to_string().to_lowercase() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::super::testing::{TestFile, zip};
+    use super::*;
+
+    fn open(bytes: &[u8]) -> Result<Archive, ArchiveError> {
+        let file = TestFile::new(bytes);
+        Archive::open(&file.files, file.region)
+    }
+
+    /// An archive of two entries, and where its directory begins.
+    fn sample() -> (Vec<u8>, usize) {
+        let bytes = zip(&[("a/data.pkl", b"N."), ("a/data/0", b"12345678")]);
+        let directory = bytes.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
+        (bytes, directory)
+    }
+
+    #[test]
+    fn entries_are_ranges_of_the_file() {
+        let (bytes, _) = sample();
+        let file = TestFile::new(&bytes);
+        let archive = Archive::open(&file.files, file.region).unwrap();
+        let names: Vec<&str> = archive.entries().iter().map(|entry| entry.name.as_str()).collect();
+        assert_eq!(names, ["a/data.pkl", "a/data/0"]);
+        let Region { offset, len, .. } = archive.get("a/data/0").unwrap().region;
+        assert_eq!((offset, len), (80, 8));
+        assert!(archive.get("a/data/1").is_none());
+    }
+
+    #[test]
+    fn entries_may_lie_in_another_order_than_their_directory() {
+        let (mut bytes, directory) = sample();
+        let end = bytes.windows(4).rposition(|four| four == b"PK\x05\x06").unwrap();
+        let second = directory + 46 + "a/data.pkl".len();
+        bytes[directory..end].rotate_left(second - directory);
+        let archive = open(&bytes).unwrap();
+        assert_eq!(archive.entries()[0].name, "a/data/0");
+        assert_eq!(archive.get("a/data/0").unwrap().region.offset, 80);
+    }
+
+    /// Changes bytes of the first directory record.
+    fn changed(at: usize, with: &[u8]) -> Result<Archive, ArchiveError> {
+        let (mut bytes, directory) = sample();
+        bytes[directory + at..][..with.len()].copy_from_slice(with);
+        open(&bytes)
+    }
+
+    #[test]
+    fn rejects_what_cannot_be_read_in_place() {
+        assert!(matches!(changed(8, &[1]), Err(ArchiveError::Encrypted { .. })));
+        assert!(matches!(changed(8, &[0x40]), Err(ArchiveError::Encrypted { .. })));
+        assert!(matches!(changed(10, &[8]), Err(ArchiveError::Compressed { method: 8, .. })));
+        assert!(matches!(changed(20, &[1]), Err(ArchiveError::Sizes { .. })));
+    }
+
+    #[test]
+    fn rejects_names_that_are_not_unique_or_not_at_the_data() {
+        let twice = zip(&[("a", b"1"), ("a", b"2")]);
+        assert!(matches!(open(&twice), Err(ArchiveError::Duplicate { name }) if name == "a"));
+        assert!(matches!(changed(46, b"b"), Err(ArchiveError::LocalHeader { at: 0, .. })));
+        let (mut bytes, _) = sample();
+        bytes[0] = b'Q';
+        assert!(matches!(open(&bytes), Err(ArchiveError::LocalHeader { at: 0, .. })));
+    }
+
+    #[test]
+    fn rejects_ranges_that_overlap_or_leave_the_file() {
+        // Both sizes grow, so that the first entry reaches into the second.
+        let longer = [3, 0, 0, 0, 3, 0, 0, 0];
+        assert!(matches!(changed(20, &longer), Err(ArchiveError::Overlap { at: 0, end: 42, .. })));
+        let (mut bytes, directory) = sample();
+        let second = directory + 46 + "a/data.pkl".len();
+        bytes[second + 20..][..8].fill(0xf0);
+        assert!(matches!(open(&bytes), Err(ArchiveError::Overlap { at: 42, .. })));
+        // The extra field of the local header moves the data.
+        let (mut bytes, _) = sample();
+        bytes[28] = 1;
+        assert!(matches!(open(&bytes), Err(ArchiveError::Overlap { at: 0, .. })));
+        // Two records of one header.
+        let (mut bytes, directory) = sample();
+        let second = directory + 46 + "a/data.pkl".len();
+        bytes[second + 42..][..4].fill(0);
+        assert!(open(&bytes).is_err());
+    }
+
+    #[test]
+    fn rejects_counts_that_are_wrong() {
+        let (mut bytes, _) = sample();
+        let end = bytes.len() - 22;
+        bytes[end + 8..][..4].copy_from_slice(&[3, 0, 3, 0]);
+        assert!(matches!(open(&bytes), Err(ArchiveError::EntryCount { announced: 3, found: 2 })));
+    }
+
+    #[test]
+    fn rejects_archives_behind_something_else() {
+        let (bytes, _) = sample();
+        let behind = [b"PK\x03\x04junk", bytes.as_slice()].concat();
+        assert!(matches!(open(&behind), Err(ArchiveError::Prefix { start: 8 })));
+        let both = [bytes.clone(), bytes].concat();
+        assert!(matches!(open(&both), Err(ArchiveError::Damaged { .. })));
+    }
+
+    #[test]
+    fn rejects_a_cut_off_archive() {
+        let (bytes, _) = sample();
+        let cut = &bytes[..bytes.len() - 30];
+        assert!(matches!(open(cut), Err(ArchiveError::NoDirectory { .. })));
+    }
+}

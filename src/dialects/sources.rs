@@ -1,0 +1,48 @@
+//! Where arguments of the run about a model are looked up: on the command line, in what its side says of itself, on the other side.
+
+use std::collections::BTreeMap;
+
+use crate::base::plain::PlainValue;
+use crate::catalog::Catalog;
+
+use super::Given;
+
+/// The arguments of the run about a model, the nearest first: supplied, its own, those of the other side.
+pub(super) struct Sources<'a> {
+    given: [Given<'a>; 2],
+    own: [Option<&'a BTreeMap<String, PlainValue>>; 3],
+    other: Option<&'a BTreeMap<String, PlainValue>>,
+}
+
+impl<'a> Sources<'a> {
+    pub(super) fn of(side: &'a Catalog, other: &'a Catalog, given: [Given<'a>; 2]) -> Self {
+        let map = |fact: Option<&'a PlainValue>| match fact {
+            Some(PlainValue::Map(map)) => Some(map),
+            _ => None,
+        };
+        let config = map(side.state.get("config"));
+        let args = map(side.state.get("args"));
+        // A model of several has that of its language model inside.
+        let text = map(config.and_then(|config| config.get("text_config")));
+        let other = map(other.state.get("args"));
+        Self { given, own: [config.or(args), text, Some(&side.state)], other }
+    }
+
+    /// What the command line supplies.
+    pub(super) fn given(&self, name: &str) -> Option<&'a PlainValue> {
+        let named = |run_args: Given<'a>| run_args.iter().rev().find(|(known, _)| known == name);
+        self.given.into_iter().find_map(named).map(|(_, fact)| fact)
+    }
+
+    /// What the side says of itself, by the first of these names.
+    pub(super) fn own(&self, names: &[&str]) -> Option<&'a PlainValue> {
+        let maps = self.own.into_iter().flatten();
+        let mut found = maps.flat_map(|map| names.iter().filter_map(|name| map.get(*name)));
+        found.find(|fact| **fact != PlainValue::None)
+    }
+
+    /// What Megatron's `args` say on the other side.
+    pub(super) fn others(&self, name: &str) -> Option<&'a PlainValue> {
+        self.other?.get(name).filter(|fact| **fact != PlainValue::None)
+    }
+}

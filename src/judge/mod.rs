@@ -1,0 +1,3 @@
+//! Statistics -> a judgement. Pure: nothing here reads a file or prints.
+
+pub mod verdict;
