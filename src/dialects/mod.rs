@@ -22,10 +22,10 @@ use attention::HeadCounts;
 use source_naming::SourceNaming;
 use sources::Sources;
 
-/// RunArgs from the command line that a side may need.
+/// Arguments from the command line that a side may need.
 pub type Given<'a> = &'a [(String, PlainValue)];
 
-/// Gives the side that speaks another dialect canonical names where the other side's are; `given` are the arguments of the run that the
+/// Gives the side that speaks another dialect canonical names where the other side's are; `given` are the arguments that the
 /// command line supplies for each.
 pub fn agree(a: &mut Catalog, b: &mut Catalog, given: [Given<'_>; 2]) {
     let is_canonical = [&*a, &*b].map(|side| side.origin.naming == Naming::Canonical);

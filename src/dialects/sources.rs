@@ -1,4 +1,4 @@
-//! Where arguments of the run about a model are looked up: on the command line, in what its side says of itself, on the other side.
+//! Looks up what is said of a model: on the command line, in its own side, in the other side.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::catalog::Catalog;
 
 use super::Given;
 
-/// The arguments of the run about a model, the nearest first: supplied, its own, those of the other side.
+/// What is said of a model, the nearest first: supplied, its own, those of the other side.
 pub(super) struct Sources<'a> {
     given: [Given<'a>; 2],
     own: [Option<&'a BTreeMap<String, PlainValue>>; 3],

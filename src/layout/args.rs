@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 
-/// The args by name, as Megatron's `args` spells them.
+/// The arguments of a run by name, as Megatron's `args` spells them.
 #[derive(Debug, Clone, Default)]
 pub struct RunArgs {
     values: BTreeMap<String, PlainValue>,
@@ -13,14 +13,14 @@ pub struct RunArgs {
     has_args: bool,
 }
 
-/// Newer and older names of the same arg (Megatron-LM v1.0, MindSpeed-LLM before 2.0).
+/// Newer and older names of the same argument (Megatron-LM v1.0, MindSpeed-LLM before 2.0).
 static ALIASES: &[(&str, &str)] = &[
     ("tensor_model_parallel_size", "model_parallel_size"),
     ("qk_pos_emb_head_dim", "qk_rope_head_dim"),
 ];
 
 impl RunArgs {
-    /// RunArgs from `args`, then those from the command line, which win.
+    /// Takes the checkpoint's own `args`, then those of the command line, which win.
     #[must_use]
     pub fn new(args: BTreeMap<String, PlainValue>, given: &[(String, PlainValue)]) -> Self {
         let has_args = !args.is_empty();
@@ -35,7 +35,7 @@ impl RunArgs {
         self.has_args.then(|| self.values.clone())
     }
 
-    /// The arg of this name, or of one that older writers used for it, where it is there and not `None`.
+    /// The argument of this name, or of one that older writers used for it, where it is there and not `None`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&PlainValue> {
         debug_assert!(NAMES.contains(&name), "{name} is asked for, so it belongs in NAMES");
@@ -60,7 +60,7 @@ impl RunArgs {
     }
 
     /// Whether the output layer shares the word embeddings. Where `args` does not say, it does (Megatron-LM's default);
-    /// where there is no `args`, nobody knows, and args from the command line about other things do not change that.
+    /// where there is no `args`, nobody knows, and arguments from the command line about other things do not change that.
     #[must_use]
     pub fn are_weights_tied(&self) -> bool {
         match self.get("untie_embeddings_and_output_weights") {
@@ -135,7 +135,7 @@ fn collect_sizes(arg: &PlainValue, sizes: &mut Vec<u64>) -> Option<()> {
     Some(())
 }
 
-/// All the args that are ever asked for: the names that the command line may set.
+/// All the arguments that are ever asked for: the names that the command line may set.
 static NAMES: &[&str] = &[
     "context_parallel_size",
     "data_parallel_size",
@@ -184,7 +184,7 @@ static NAMES: &[&str] = &[
 /// Reads `NAME=VALUE` as the command line gives it: a Python literal of the simple kinds.
 ///
 /// # Errors
-/// It has another form, or no arg of this name is ever asked for.
+/// It has another form, or no argument of this name is ever asked for.
 ///
 /// ```
 /// use ckptcmp::base::plain::PlainValue;

@@ -71,7 +71,7 @@ pub enum LayoutError {
          supply one with --rule NAME=replicated|column|row|gated|vocab"
     )]
     NoRule,
-    /// A needed arg is neither in `args` nor shown by any shape.
+    /// A needed argument is neither in `args` nor shown by any shape.
     #[error("the checkpoint does not say {arg}; supply it with --set {arg}=VALUE")]
     ArgMissing {
         /// The attribute of `args`.

@@ -1,6 +1,6 @@
 //! Where a DeepSpeed checkpoint is, and what the files in it are, by their names.
 //!
-//! RunArgs from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
+//! Facts from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
 //! `_get_expert_ckpt_name`, `_get_optimizer_ckpt_name`; `runtime/pipe/module.py`: `ckpt_layer_path`).
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! `universal_checkpoint_info`: regular expressions by which a run says itself how its parameters are cut.
 //!
-//! RunArgs from DeepSpeed 0.19 (`checkpoint/constants.py`, `checkpoint/ds_to_universal.py`, `merge_tp_slices`).
+//! Facts from DeepSpeed 0.19 (`checkpoint/constants.py`, `checkpoint/ds_to_universal.py`, `merge_tp_slices`).
 
 use regex::bytes::{Regex, RegexBuilder};
 

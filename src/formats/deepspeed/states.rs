@@ -1,6 +1,6 @@
 //! What one file of a DeepSpeed checkpoint holds, taken out of its pickle.
 //!
-//! RunArgs from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_save_checkpoint`, `_save_zero_checkpoint`;
+//! Facts from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_save_checkpoint`, `_save_zero_checkpoint`;
 //! `runtime/zero/stage_1_and_2.py`, `stage3.py` and `runtime/bf16_optimizer.py`: `state_dict`).
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! Universal checkpoints: a folder for every parameter, in it a file for every state, put together over all ranks.
 //!
-//! RunArgs from DeepSpeed 0.19 (`checkpoint/ds_to_universal.py`): from ZeRO-1 and 2 a file holds a dict with the tensor as
+//! Facts from DeepSpeed 0.19 (`checkpoint/ds_to_universal.py`): from ZeRO-1 and 2 a file holds a dict with the tensor as
 //! `param`; from ZeRO-3 it holds a bare vector without a shape.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! ZeRO: flat partitions of the optimizer -> tensors. Nothing is moved: a parameter is pieces of the partitions.
 //!
-//! RunArgs from DeepSpeed 0.19 (`utils/zero_to_fp32.py`, `checkpoint/ds_to_universal.py`, `utils/groups.py`).
+//! Facts from DeepSpeed 0.19 (`utils/zero_to_fp32.py`, `checkpoint/ds_to_universal.py`, `utils/groups.py`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Hugging Face folders and safetensors files: one file or numbered ones, with an index or without.
 //!
-//! RunArgs from transformers 4.x and 5.x (`modeling_utils.py`, `save_pretrained`, `utils/hub.py`), safetensors 0.8
+//! Facts from transformers 4.x and 5.x (`modeling_utils.py`, `save_pretrained`, `utils/hub.py`), safetensors 0.8
 //! (`safetensors/torch.py`, `save_model`) and huggingface_hub (cache folders).
 
 mod index;

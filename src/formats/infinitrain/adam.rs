@@ -1,6 +1,6 @@
 //! Adam's state: moments by the position of the parameter, which no file gives a name.
 //!
-//! RunArgs from InfiniTrain 0.6.0 (`infini_train/src/optimizer.cc`): `adam.m.{k}`, `adam.v.{k}` and the step `adam.t`. The
+//! Facts from InfiniTrain 0.6.0 (`infini_train/src/optimizer.cc`): `adam.m.{k}`, `adam.v.{k}` and the step `adam.t`. The
 //! positions are those of hash maps, so that another build of the program may count otherwise; a tied parameter counts once.
 
 use std::collections::BTreeSet;

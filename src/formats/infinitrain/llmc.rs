@@ -1,6 +1,6 @@
 //! The `.bin` files of llm.c that InfiniTrain starts from: a header of 256 integers, then one array after another.
 //!
-//! RunArgs from InfiniTrain 0.6.0 (`example/gpt2/checkpoint_loader.cc`, `example/llama3/checkpoint_loader.cc`), which
+//! Facts from InfiniTrain 0.6.0 (`example/gpt2/checkpoint_loader.cc`, `example/llama3/checkpoint_loader.cc`), which
 //! follow llm.c (`train_gpt2.py`, `train_llama3.py`, `write_model`). Little-endian, every kind of parameter for all
 //! layers together, weights as `[out, in]`. The names are InfiniTrain's.
 

@@ -1,6 +1,6 @@
 //! InfiniTrain checkpoints: folders of its own binary files, LoRA weights, and the llm.c files that runs start from.
 //!
-//! RunArgs from InfiniTrain 0.6.0 (`infini_train/src/checkpoint/checkpoint.cc`, `checkpoint_manager.cc`) and the first
+//! Facts from InfiniTrain 0.6.0 (`infini_train/src/checkpoint/checkpoint.cc`, `checkpoint_manager.cc`) and the first
 //! revisions of its checkpoints (2026-03), whose `model.bin` and `model.pth` hold the same bytes as `model.ckpt`: what a
 //! file is, its first bytes say and not its extension.
 

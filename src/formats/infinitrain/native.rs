@@ -1,6 +1,6 @@
 //! InfiniTrain's own binary files: state dicts (`CKPT`) and LoRA weights (`AROL`), byte by byte.
 //!
-//! RunArgs from InfiniTrain 0.6.0 (`infini_train/src/checkpoint/checkpoint.cc`, `SaveStateDict`;
+//! Facts from InfiniTrain 0.6.0 (`infini_train/src/checkpoint/checkpoint.cc`, `SaveStateDict`;
 //! `src/nn/lora/lora_utils.cc`, `SaveLoRAWeights`): a header of magic, version and count, then the tensors one behind
 //! the other in the order of a hash map, without alignment, checksum or trailer. LoRA tensors have neither dtype nor
 //! length: they are float32.

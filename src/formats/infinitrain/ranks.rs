@@ -1,6 +1,6 @@
 //! The folders of a step -> a catalog: which ranks there are, what each holds, global names, tied weights.
 //!
-//! RunArgs from InfiniTrain 0.6.0 (`infini_train/include/nn/parallel/global.h`: ranks count tensor parallel first, then
+//! Facts from InfiniTrain 0.6.0 (`infini_train/include/nn/parallel/global.h`: ranks count tensor parallel first, then
 //! context and data parallel, then pipeline; `nn/modules/transformer/transformer.cc`: GPT-2 ties its output layer where there is
 //! one stage).
 

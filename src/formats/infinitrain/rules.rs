@@ -1,6 +1,6 @@
 //! InfiniTrain's parameters: how tensor parallelism cuts each, which entries are none, how names become global.
 //!
-//! RunArgs from InfiniTrain 0.6.0 (`infini_train/src/nn/parallel/tensor_parallel.cc`, `nn/modules/transformer`,
+//! Facts from InfiniTrain 0.6.0 (`infini_train/src/nn/parallel/tensor_parallel.cc`, `nn/modules/transformer`,
 //! `nn/lora/lora_parallel_linear.cc`).
 
 use std::sync::LazyLock;

@@ -1,6 +1,6 @@
 //! Layer numbers: each pipeline rank counts its own from 0.
 //!
-//! RunArgs from InfiniTrain 0.6.0 (`infini_train/src/nn/parallel/pp/pipeline_parallel.cc`, `GetStageInfo`): the layers
+//! Facts from InfiniTrain 0.6.0 (`infini_train/src/nn/parallel/pp/pipeline_parallel.cc`, `GetStageInfo`): the layers
 //! fall into PP x VPP chunks, the first ones one layer longer; rank r owns the chunks r, r + PP, r + 2 PP, ... in order.
 //! No file says how many chunks a rank has, and ranks hold as many layers whatever it is.
 

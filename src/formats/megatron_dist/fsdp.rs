@@ -1,6 +1,6 @@
 //! `fsdp_dtensor` and `torch_dcp`: torch's distributed checkpoint of a state dict, under the modules' own names.
 //!
-//! RunArgs from Megatron-LM core_v0.14 to 0.19 (`megatron/training/checkpointing.py`, `core/transformer/fsdp_dtensor_checkpoint.py`).
+//! Facts from Megatron-LM core_v0.14 to 0.19 (`megatron/training/checkpointing.py`, `core/transformer/fsdp_dtensor_checkpoint.py`).
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! Megatron-Core's distributed checkpoints: whole tensors under global names, whatever ranks wrote them.
 //!
 //! What is the same for all of them is here: names, sections, what the run says of itself. Where the bytes are is each
-//! backend's own business. RunArgs from Megatron-LM core_v0.4 to core_v0.19 (`megatron/training/checkpointing.py`,
+//! backend's own business. Facts from Megatron-LM core_v0.4 to core_v0.19 (`megatron/training/checkpointing.py`,
 //! `core/dist_checkpointing`, `core/optimizer/distrib_optimizer.py`).
 
 mod dcp;

@@ -1,6 +1,6 @@
 //! How Megatron packs parameters into one flat buffer of its distributed optimizer. Pure arithmetic.
 //!
-//! RunArgs from Megatron-LM: 23.06 (`megatron/model/distributed.py`), core_v0.4 to v0.5 (`core/distributed/grad_buffer.py`),
+//! Facts from Megatron-LM: 23.06 (`megatron/model/distributed.py`), core_v0.4 to v0.5 (`core/distributed/grad_buffer.py`),
 //! core_v0.6 to v0.17 (`core/distributed/param_and_grad_buffer.py`), core_v0.18 on (`core/optimizer/param_layout.py`).
 
 /// What one version does differently from another.

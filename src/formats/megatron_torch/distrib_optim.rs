@@ -2,7 +2,7 @@
 //!
 //! Data parallel rank 0 gathers the parts of all ranks and writes them beside its `model_optim_rng.pt`. A buffer has the
 //! parameters of one model chunk and dtype, dense or expert, in the reverse order of the model; [`super::buffer_plan`]
-//! says where each starts. RunArgs from Megatron-LM (`distrib_optimizer.py`, `save_parameter_state` and
+//! says where each starts. Facts from Megatron-LM (`distrib_optimizer.py`, `save_parameter_state` and
 //! `get_parameter_state_dp_zero`): 23.06, core_v0.4 to v0.6 (a list of buckets), core_v0.7 to v0.19 (`buckets_coalesced`).
 
 use std::collections::{BTreeMap, VecDeque};

@@ -1,6 +1,6 @@
 //! Megatron-LM and MindSpeed `torch` checkpoints: a folder a rank, `model_optim_rng.pt` in each.
 //!
-//! RunArgs from Megatron-LM v1.0 to core_v0.19 (`megatron/training/checkpointing.py`: `get_checkpoint_name`,
+//! Facts from Megatron-LM v1.0 to core_v0.19 (`megatron/training/checkpointing.py`: `get_checkpoint_name`,
 //! `generate_state_dict`, `save_checkpoint`) and MindSpeed (`core/multi_modal/dist_train`).
 
 mod assembly;

@@ -3,7 +3,7 @@
 //! An optimizer numbers its parameters group by group, or packs them into flat buffers; no names are stored.
 //! [`super::groups`] and [`super::distrib_optim`] find them again, by the order of the model and Megatron's own rules.
 //!
-//! RunArgs from Megatron-LM v1.0 (`megatron/fp16/fp16.py`), v2.0 to 23.06 (`megatron/optimizer/optimizer.py`), core_v0.5 to
+//! Facts from Megatron-LM v1.0 (`megatron/fp16/fp16.py`), v2.0 to 23.06 (`megatron/optimizer/optimizer.py`), core_v0.5 to
 //! core_v0.19 (`megatron/core/optimizer/optimizer.py`: `FP32Optimizer`, `Float16OptimizerWithFloat16Params`,
 //! `ChainedOptimizer`; `distrib_optimizer.py`: `state_dict`).
 
