@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
+#[cfg(unix)]
+pub(crate) mod hostile_files;
 pub(crate) mod sha256;
 
 /// The binary, with nothing of the caller's environment that changes what it prints.

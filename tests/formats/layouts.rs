@@ -3,13 +3,11 @@
 //! Every checkpoint of `fixtures/layouts` against the reference of its model and against the one listed
 //! after it; and, apart from comparing, the SHA-256 of every tensor as the catalog says it is put together.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{assert_all_equal, compare, compare_with, gather, layout, read_json, sha256, sizes};
+use crate::common::{
+    self, assert_all_equal, compare, compare_with, gather, layout, read_json, sha256, sizes,
+};
 use serde_json::{Map, Value};
 
 /// One checkpoint of the index.

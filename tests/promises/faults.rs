@@ -1,15 +1,11 @@
 //! Promise: whatever happens to a file of a checkpoint, of any family, `check` finds it and names the file.
 //!
-//! Every kind of fault at every file that holds tensors. `cargo test --test faults -- --nocapture` prints the table.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
-
-mod common;
+//! Every kind of fault at every file that holds tensors. `cargo test --test promises faults:: -- --nocapture` prints the table.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Copied, Run, ckptcmp, files, fixture};
+use crate::common::{Copied, Run, ckptcmp, files, fixture};
 
 /// Sound checkpoints of every family.
 const FAMILIES: &[(&str, &str)] = &[

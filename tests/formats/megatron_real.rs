@@ -1,13 +1,9 @@
 //! Promise: checkpoints that Megatron-LM itself wrote compare as its own tensors do, in float64.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use common::{compare, fixture, read_json};
+use crate::common::{self, compare, fixture, read_json};
 
 /// The distances and angles of `a` against `b` are those of the oracle.
 fn assert_oracle(a: &str, b: &str, oracle: &str) {
@@ -94,7 +90,7 @@ fn a_hybrid_mamba_on_two_tensor_ranks() {
 #[test]
 fn no_oracle_is_forgotten() {
     let this = std::fs::read_to_string(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/megatron_real.rs"),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/formats/megatron_real.rs"),
     )
     .unwrap();
     for entry in std::fs::read_dir(fixture("megatron")).unwrap() {

@@ -1,10 +1,6 @@
 //! Damaged and malicious checkpoints of `torch.distributed.checkpoint`: no panic, no equality with something missing.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-mod hostile_files;
 
 use std::fs;
 use std::path::Path;
@@ -15,8 +11,8 @@ use ckptcmp::formats::{self, OpenOptions};
 use ckptcmp::judge::verdict;
 use ckptcmp::pairing::{Selection, pair};
 
-use common::{Copied, fixture, run};
-use hostile_files::{P, counts, dict, object, text};
+use crate::common::hostile_files::{self, P, counts, dict, object, text};
+use crate::common::{Copied, fixture, run};
 
 /// Opens and compares in this process: whether all is equal.
 fn is_equal(a: &Path, b: &Path) -> bool {

@@ -1,13 +1,9 @@
 //! Promise: the same inputs give the same bytes, for any number of threads, any run, any layout of the same weights.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Copied, Run, compare_with, flip, layout, read_json, screen};
+use crate::common::{self, Copied, Run, compare_with, flip, layout, read_json, screen};
 use tempfile::TempDir;
 
 const GPT: [(&str, [usize; 2]); 5] = [

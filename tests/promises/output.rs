@@ -1,14 +1,10 @@
 //! Promise: the JSON, the screen, the flags and the exit codes are what scripts may rely on.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::path::PathBuf;
 
-use common::{
-    Copied, Run, assert_all_equal, ckptcmp, compare, compare_with, flip, inspect, layout, names,
-    places, rename_key, run, screen,
+use crate::common::{
+    self, Copied, Run, assert_all_equal, ckptcmp, compare, compare_with, flip, inspect, layout,
+    names, places, rename_key, run, screen,
 };
 use serde_json::json;
 use tempfile::TempDir;

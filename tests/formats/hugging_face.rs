@@ -1,15 +1,11 @@
 //! Hugging Face folders hold the same model however it is cut into files; what an index, a name or a part is missing is
 //! named and nothing passes for equal.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{
-    Copied, assert_all_equal, compare, compare_with, copy, differing, fixture, flip, inspect,
+use crate::common::{
+    self, Copied, assert_all_equal, compare, compare_with, copy, differing, fixture, flip, inspect,
     names, places, replace, sizes,
 };
 use serde_json::{Value, json};

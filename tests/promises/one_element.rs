@@ -1,9 +1,6 @@
 //! One flipped element in any shard of any fixture is found and named: which tensor, which index, which rank.
 
 #![cfg(unix)]
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
-
-mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -12,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicU64;
 
+use crate::common;
 use ckptcmp::base::dtype::Dtype;
 use ckptcmp::base::extent::Extent;
 use ckptcmp::catalog::Catalog;

@@ -5,17 +5,13 @@
 //! The weights of `fixtures/layouts` are written once more as the `zarr` backend would (core 0.4 to 0.15): of all backends
 //! the one whose files a test can write in a few lines. Names and axes are the same for all of them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{
-    Copied, assert_all_equal, compare, compare_with, differing, fixture, gather, inspect, layout,
-    sizes,
+use crate::common::{
+    self, Copied, assert_all_equal, compare, compare_with, differing, fixture, gather, inspect,
+    layout, sizes,
 };
 use tempfile::TempDir;
 

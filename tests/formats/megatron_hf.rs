@@ -3,15 +3,11 @@
 //!
 //! The models are made here from our fixtures, element by element and without the tables that are tested.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{
+use crate::common::{
     assert_all_equal, compare, compare_with, differing, fixture, flip, gather, inspect, layout,
     names, screen, sizes,
 };

@@ -1,14 +1,10 @@
 //! Promise: the result goes where `-o` says, whole or not at all, and nothing is overwritten unasked.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{Run, assert_all_equal, ckptcmp, compare, layout, names, read_json, screen};
+use crate::common::{Run, assert_all_equal, ckptcmp, compare, layout, names, read_json, screen};
 use tempfile::TempDir;
 
 fn small() -> PathBuf {

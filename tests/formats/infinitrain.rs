@@ -1,21 +1,17 @@
 //! InfiniTrain checkpoints of any layout and the llm.c files that they start from hold the same weights; one changed
 //! element is found and named; what is damaged or missing is named with its file and place.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
+use crate::common::{
+    self, Copied, Run, assert_all_equal, compare, compare_with, differing, files, fixture, flip,
+    inspect, names, sizes,
+};
 use ckptcmp::formats::{self, OpenOptions};
 use ckptcmp::judge::verdict;
 use ckptcmp::{compare as comparing, pairing};
-use common::{
-    Copied, Run, assert_all_equal, compare, compare_with, differing, files, fixture, flip, inspect,
-    names, sizes,
-};
 use tempfile::TempDir;
 
 const STEP: &str = "checkpoint_step_000007";

@@ -1,16 +1,12 @@
 //! Promise: what `torch.distributed.checkpoint` writes compares as the values that were saved, in every form, and
 //! whatever of it is missing or damaged is named.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::fs;
 
 use ckptcmp::formats::{self, OpenOptions};
 use ckptcmp::names::Name;
 
-use common::{Copied, compare, compare_with, fixture, inspect, replace, run};
+use crate::common::{self, Copied, compare, compare_with, fixture, inspect, replace, run};
 
 /// All forms of one set of values.
 const FORMS: [&str; 8] = [

@@ -1,16 +1,12 @@
 //! Promise: nothing is lost silently. What is incomplete, damaged or unknown is named, the rest is still compared,
 //! and what the user knows better can be supplied.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{
-    Copied, assert_all_equal, ckptcmp, compare, compare_with, layout, names, read_json, rename_key,
-    without_args,
+use crate::common::{
+    self, Copied, assert_all_equal, ckptcmp, compare, compare_with, layout, names, read_json,
+    rename_key, without_args,
 };
 use tempfile::TempDir;
 

@@ -1,13 +1,9 @@
 //! Promise: a checkpoint is found from whatever path a user gives, and where none is found the message says what to do.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Copied, assert_all_equal, compare, inspect, layout};
+use crate::common::{self, Copied, assert_all_equal, compare, inspect, layout};
 use tempfile::TempDir;
 
 const TRACKER: &str = "latest_checkpointed_iteration.txt";

@@ -2,10 +2,6 @@
 //! with an exit code of its own and a reason; nothing in a file reaches the terminal unescaped.
 
 #![cfg(unix)]
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
-
-mod common;
-mod hostile_files;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -16,13 +12,14 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::common;
 use ckptcmp::compare::{Outcome, TensorComparison};
 use ckptcmp::containers::torch::{TorchFile, ValueId};
 use ckptcmp::formats::{self, OpenOptions};
 use ckptcmp::pairing::{Selection, pair};
 use ckptcmp::storage::FileSet;
 
-use hostile_files::{
+use crate::common::hostile_files::{
     Checkpoint, P, all_commands, compare, counts, dict, file, namespace, object, run, tensor,
     tensor_of, text, zip,
 };

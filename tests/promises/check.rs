@@ -1,14 +1,10 @@
 //! Promise: `check` finds in one checkpoint the copies that disagree, what is not finite, what is missing and what
 //! belongs to nothing, names it with its file, and says nothing of a sound one.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Copied, Run, ckptcmp, fixture, layout, names, places};
+use crate::common::{self, Copied, Run, ckptcmp, fixture, layout, names, places};
 use serde_json::{Value, json};
 
 fn check(path: &Path) -> Run {

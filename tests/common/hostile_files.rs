@@ -1,9 +1,6 @@
 //! Checkpoints that nobody's `torch.save` would write: a pickle writer, a zip writer, and a
 //! guarded way to run the command on what they make.
 
-#![allow(dead_code, reason = "every test file uses a part of this")]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
-
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -2,16 +2,12 @@
 //!
 //! One test a fault, numbered as in our survey of it.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{
-    Copied, Run, assert_all_equal, ckptcmp, compare, compare_with, inspect, layout, names, places,
-    rename_key, sizes, without_args,
+use crate::common::{
+    self, Copied, Run, assert_all_equal, ckptcmp, compare, compare_with, inspect, layout, names,
+    places, rename_key, sizes, without_args,
 };
 use serde_json::json;
 

@@ -3,15 +3,11 @@
 //! `fixtures/optimizer` was written by Megatron-Core's own optimizers; its `expected.json` tells every state as the
 //! parameter's own attributes did.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{
+use crate::common::{
     Copied, assert_all_equal, compare, compare_with, fixture, flip, gather, inspect, layout,
     read_json, screen, sha256, sizes,
 };

@@ -1,9 +1,5 @@
 //! DeepSpeed checkpoints: what the real software wrote, GPT-NeoX layouts of the same weights, replicas that differ, faults.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +10,7 @@ use ckptcmp::compare::{Outcome, TensorComparison};
 use ckptcmp::formats::{self, OpenOptions};
 use ckptcmp::pairing::{Selection, pair};
 
-use common::{
+use crate::common::{
     Copied, Run, assert_all_equal, compare_with, copy, differing, files, fixture, inspect, names,
     places, rename_key, run, screen,
 };

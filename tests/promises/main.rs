@@ -1,0 +1,23 @@
+//! The promises that hold for every format: one module a promise.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod check;
+mod determinism;
+mod faults;
+mod finding;
+mod hostile;
+mod msprobe;
+mod one_element;
+mod output;
+mod refusals;
+mod result_file;
