@@ -31,7 +31,7 @@ pub enum Dtype {
 
 /// How the bits of an element are to be understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum DtypeKind {
     /// A binary floating point number.
     Float,
     /// A signed or unsigned integer, or a truth value.
@@ -40,14 +40,14 @@ pub enum Kind {
     Complex,
 }
 
-struct Row {
+struct DtypeRow {
     dtype: Dtype,
     /// The attribute of the `torch` module that names the dtype.
     name: &'static str,
     /// The class of a typed storage of this dtype, where torch ever had one.
     storage: Option<&'static str>,
     size: u8,
-    kind: Kind,
+    kind: DtypeKind,
 }
 
 const fn row(
@@ -55,38 +55,38 @@ const fn row(
     name: &'static str,
     storage: Option<&'static str>,
     size: u8,
-    kind: Kind,
-) -> Row {
-    Row { dtype, name, storage, size, kind }
+    kind: DtypeKind,
+) -> DtypeRow {
+    DtypeRow { dtype, name, storage, size, kind }
 }
 
 /// Names and sizes as in torch 2.15 (`torch/__init__.py`, `torch/storage.py`), in the order of the enum.
 #[rustfmt::skip]
-static TABLE: [Row; 20] = [
-    row(Dtype::Float64,        "float64",         Some("DoubleStorage"),        8, Kind::Float),
-    row(Dtype::Float32,        "float32",         Some("FloatStorage"),         4, Kind::Float),
-    row(Dtype::Float16,        "float16",         Some("HalfStorage"),          2, Kind::Float),
-    row(Dtype::BFloat16,       "bfloat16",        Some("BFloat16Storage"),      2, Kind::Float),
-    row(Dtype::Float8E4M3Fn,   "float8_e4m3fn",   None,                         1, Kind::Float),
-    row(Dtype::Float8E4M3Fnuz, "float8_e4m3fnuz", None,                         1, Kind::Float),
-    row(Dtype::Float8E5M2,     "float8_e5m2",     None,                         1, Kind::Float),
-    row(Dtype::Float8E5M2Fnuz, "float8_e5m2fnuz", None,                         1, Kind::Float),
-    row(Dtype::Float8E8M0Fnu,  "float8_e8m0fnu",  None,                         1, Kind::Float),
-    row(Dtype::Int64,          "int64",           Some("LongStorage"),          8, Kind::Integer),
-    row(Dtype::Int32,          "int32",           Some("IntStorage"),           4, Kind::Integer),
-    row(Dtype::Int16,          "int16",           Some("ShortStorage"),         2, Kind::Integer),
-    row(Dtype::Int8,           "int8",            Some("CharStorage"),          1, Kind::Integer),
-    row(Dtype::UInt64,         "uint64",          None,                         8, Kind::Integer),
-    row(Dtype::UInt32,         "uint32",          None,                         4, Kind::Integer),
-    row(Dtype::UInt16,         "uint16",          None,                         2, Kind::Integer),
-    row(Dtype::UInt8,          "uint8",           Some("ByteStorage"),          1, Kind::Integer),
-    row(Dtype::Bool,           "bool",            Some("BoolStorage"),          1, Kind::Integer),
-    row(Dtype::Complex128,     "complex128",      Some("ComplexDoubleStorage"), 16, Kind::Complex),
-    row(Dtype::Complex64,      "complex64",       Some("ComplexFloatStorage"),  8, Kind::Complex),
+static TABLE: [DtypeRow; 20] = [
+    row(Dtype::Float64,        "float64",         Some("DoubleStorage"),        8, DtypeKind::Float),
+    row(Dtype::Float32,        "float32",         Some("FloatStorage"),         4, DtypeKind::Float),
+    row(Dtype::Float16,        "float16",         Some("HalfStorage"),          2, DtypeKind::Float),
+    row(Dtype::BFloat16,       "bfloat16",        Some("BFloat16Storage"),      2, DtypeKind::Float),
+    row(Dtype::Float8E4M3Fn,   "float8_e4m3fn",   None,                         1, DtypeKind::Float),
+    row(Dtype::Float8E4M3Fnuz, "float8_e4m3fnuz", None,                         1, DtypeKind::Float),
+    row(Dtype::Float8E5M2,     "float8_e5m2",     None,                         1, DtypeKind::Float),
+    row(Dtype::Float8E5M2Fnuz, "float8_e5m2fnuz", None,                         1, DtypeKind::Float),
+    row(Dtype::Float8E8M0Fnu,  "float8_e8m0fnu",  None,                         1, DtypeKind::Float),
+    row(Dtype::Int64,          "int64",           Some("LongStorage"),          8, DtypeKind::Integer),
+    row(Dtype::Int32,          "int32",           Some("IntStorage"),           4, DtypeKind::Integer),
+    row(Dtype::Int16,          "int16",           Some("ShortStorage"),         2, DtypeKind::Integer),
+    row(Dtype::Int8,           "int8",            Some("CharStorage"),          1, DtypeKind::Integer),
+    row(Dtype::UInt64,         "uint64",          None,                         8, DtypeKind::Integer),
+    row(Dtype::UInt32,         "uint32",          None,                         4, DtypeKind::Integer),
+    row(Dtype::UInt16,         "uint16",          None,                         2, DtypeKind::Integer),
+    row(Dtype::UInt8,          "uint8",           Some("ByteStorage"),          1, DtypeKind::Integer),
+    row(Dtype::Bool,           "bool",            Some("BoolStorage"),          1, DtypeKind::Integer),
+    row(Dtype::Complex128,     "complex128",      Some("ComplexDoubleStorage"), 16, DtypeKind::Complex),
+    row(Dtype::Complex64,      "complex64",       Some("ComplexFloatStorage"),  8, DtypeKind::Complex),
 ];
 
 impl Dtype {
-    fn row(self) -> &'static Row {
+    fn row(self) -> &'static DtypeRow {
         &TABLE[self as usize]
     }
 
@@ -104,7 +104,7 @@ impl Dtype {
 
     /// Float, integer or complex.
     #[must_use]
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> DtypeKind {
         self.row().kind
     }
 
@@ -113,8 +113,8 @@ impl Dtype {
     #[must_use]
     pub fn swap_unit(self) -> u64 {
         match self.kind() {
-            Kind::Complex => self.size() / 2,
-            Kind::Float | Kind::Integer => self.size(),
+            DtypeKind::Complex => self.size() / 2,
+            DtypeKind::Float | DtypeKind::Integer => self.size(),
         }
     }
 

@@ -16,8 +16,8 @@ use crate::kernel::BLOCK;
 use crate::names::Name;
 use crate::pairing::Pair;
 use crate::storage::{FileSet, Region};
-use crate::tensor::testing::{Maker, Model, Place, Random};
-use crate::tensor::{ByteOrder, LogicalTensor, Piece, StoredTensor};
+use crate::tensor::testing::{ElementModel, ElementPlace, Maker, Random};
+use crate::tensor::{ByteOrder, LogicalTensor, Piece, StorageView, StoredTensor};
 
 const DTYPES: [Dtype; 6] = [
     Dtype::Int8,
@@ -45,10 +45,10 @@ fn disk(bytes: Vec<u8>) -> Disk {
 
 impl Disk {
     /// The little-endian bytes of these elements.
-    fn elements(&self, places: impl Iterator<Item = Place>, dtype: Dtype) -> Vec<u8> {
+    fn elements(&self, places: impl Iterator<Item = ElementPlace>, dtype: Dtype) -> Vec<u8> {
         let Element { size, swap_unit } = Element::of(dtype);
         let mut bytes = Vec::new();
-        for Place { offset, order } in places {
+        for ElementPlace { offset, order } in places {
             let start = usize::try_from(offset).unwrap();
             let mut element = self.bytes[start..start + size].to_vec();
             if order == ByteOrder::Big {
@@ -60,7 +60,7 @@ impl Disk {
     }
 
     /// Gathers a flat range, from the files, from maps and from a band around it, and holds it against the array.
-    fn check(&self, model: &Model, start: usize, len: usize, context: &str) {
+    fn check(&self, model: &ElementModel, start: usize, len: usize, context: &str) {
         let dtype = model.tensor.dtype();
         let read = |pieces: &[Piece], out: &mut [u8]| {
             let element = Element::of(dtype);
@@ -84,7 +84,7 @@ impl Disk {
             band.gather(shape, element, start as u64, &mut from_band);
             assert!(out == from_band, "{context}: {start}..{}, from a band", start + len);
         };
-        let expected = |places: &ArrayD<Place>| {
+        let expected = |places: &ArrayD<ElementPlace>| {
             self.elements(places.iter().copied().skip(start).take(len), dtype)
         };
         let first = expected(&model.places);
@@ -217,7 +217,13 @@ impl Writer<'_> {
         let shape = values.shape().iter().map(|&size| size as u64).collect();
         let len = self.bytes.len() as u64 - start;
         let storage = Region { offset: start, len, ..self.region };
-        let stored = StoredTensor::new(self.dtype, shape, strides, storage, 0, order).unwrap();
+        let stored = StoredTensor::new(
+            self.dtype,
+            shape,
+            StorageView { storage, storage_offset: 0, strides },
+            order,
+        )
+        .unwrap();
         LogicalTensor::from_stored(&stored, "part")
     }
 

@@ -14,7 +14,9 @@ use crate::base::dtype::Dtype;
 use crate::base::extent::{Extent, numel, row_major};
 use crate::base::limits::LIMITS;
 use crate::storage::FileSet;
-use crate::tensor::{ByteOrder, LogicalTensor, Source, StoredError, StoredTensor, TensorError};
+use crate::tensor::{
+    ByteOrder, LogicalTensor, Source, StorageView, StoredError, StoredTensor, TensorError,
+};
 
 /// The file that describes an array.
 pub const HEADER: &str = ".zarray";
@@ -72,7 +74,7 @@ pub enum ZarrError {
 
 /// An array, and what of it is not there.
 #[derive(Debug)]
-pub struct Array {
+pub struct ZarrArray {
     /// What its chunks make up.
     pub tensor: LogicalTensor,
     /// How many chunks there are.
@@ -83,7 +85,7 @@ pub struct Array {
 
 /// The entries of a header that matter; what the elements of unwritten chunks are taken for does not.
 #[derive(Deserialize)]
-struct Header {
+struct ZarrHeader {
     zarr_format: u64,
     shape: Vec<u64>,
     chunks: Vec<u64>,
@@ -98,7 +100,7 @@ struct Header {
 ///
 /// # Errors
 /// [`ZarrError`] where it cannot be read. A chunk that is not there is no error but listed.
-pub fn open(files: &mut FileSet, folder: &Path, name: &str) -> Result<Array, ZarrError> {
+pub fn open(files: &mut FileSet, folder: &Path, name: &str) -> Result<ZarrArray, ZarrError> {
     let header_path = folder.join(HEADER);
     let header_error = |source| ZarrError::Io { path: header_path.clone(), source };
     let header_file = files.add(&header_path).map_err(header_error)?;
@@ -127,13 +129,14 @@ pub fn open(files: &mut FileSet, folder: &Path, name: &str) -> Result<Array, Zar
         }
         let extent = extent_of(&place, &header);
         let sizes = extent.sizes.clone();
-        let stored = StoredTensor::new(dtype, sizes, strides.clone(), region, 0, byte_order)?;
+        let view = StorageView { storage: region, storage_offset: 0, strides: strides.clone() };
+        let stored = StoredTensor::new(dtype, sizes, view, byte_order)?;
         boxes.push((extent, stored));
     }
     let chunks = boxes.len();
     let source = Source { file: header_file, name: name.into() };
     let tensor = LogicalTensor::from_boxes(dtype, header.shape, source, boxes)?;
-    Ok(Array { tensor, chunks, missing })
+    Ok(ZarrArray { tensor, chunks, missing })
 }
 
 fn read(files: &FileSet, file: crate::storage::FileId) -> io::Result<Vec<u8>> {
@@ -146,8 +149,8 @@ fn read(files: &FileSet, file: crate::storage::FileId) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn header(bytes: &[u8]) -> Result<Header, ZarrError> {
-    let header: Header =
+fn header(bytes: &[u8]) -> Result<ZarrHeader, ZarrError> {
+    let header: ZarrHeader =
         serde_json::from_slice(bytes).map_err(|error| ZarrError::Header(error.to_string()))?;
     let text = |value: &Option<Value>| value.as_ref().map(ToString::to_string);
     let separator = header.dimension_separator.clone().filter(|separator| separator != ".");
@@ -216,7 +219,7 @@ fn dtype_of(value: &Value) -> Result<(Dtype, ByteOrder), ZarrError> {
 }
 
 /// How many chunks there are along each dimension.
-fn grid(header: &Header) -> Result<Vec<u64>, ZarrError> {
+fn grid(header: &ZarrHeader) -> Result<Vec<u64>, ZarrError> {
     let counts = header.shape.iter().zip(&header.chunks).map(|(size, chunk)| size.div_ceil(*chunk));
     let grid: Vec<u64> = counts.collect();
     match numel(&grid) {
@@ -245,7 +248,7 @@ fn places(grid: &[u64]) -> Vec<Vec<u64>> {
 }
 
 /// What a chunk holds of the array. Chunks at the edge are as long as the others; what is beyond the array is nothing.
-fn extent_of(place: &[u64], header: &Header) -> Extent {
+fn extent_of(place: &[u64], header: &ZarrHeader) -> Extent {
     let sizes = header.shape.iter().zip(&header.chunks);
     let boxed = place.iter().zip(sizes).map(|(index, (size, chunk))| {
         let offset = index * chunk;

@@ -5,7 +5,7 @@
 //! apart, as views. Where both sides are of other dialects, their names stay.
 
 mod attention;
-mod join;
+mod convert;
 mod source_naming;
 mod sources;
 
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::base::limits::{ENTRY, LIMITS};
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Problem, Tied};
-use crate::names::families::{Join, Place};
+use crate::names::families::{CanonicalPart, Conversion};
 use crate::names::{Name, Naming, is_vocabulary};
 use crate::tensor::LogicalTensor;
 
@@ -71,7 +71,7 @@ fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
         quantized: quantized.map(str::to_owned).collect(),
         naming,
         counts,
-        wholes: BTreeMap::new(),
+        partials: BTreeMap::new(),
         replicas: Vec::new(),
         kept: BTreeMap::new(),
         problems: Vec::new(),
@@ -98,15 +98,15 @@ fn quantized_by(name: &str) -> Option<&str> {
 }
 
 /// A canonical tensor on its way: its parts in their places.
-struct Whole {
-    join: Join,
+struct PartialTensor {
+    conversion: Conversion,
     /// Names of all parts in the dialect.
     names: Vec<String>,
     parts: Vec<Option<LogicalTensor>>,
 }
 
 /// Another copy of a tensor.
-struct Replica {
+struct ExtraCopy {
     /// Its own name.
     name: Name,
     /// The canonical name of what it is a copy of.
@@ -120,8 +120,8 @@ struct Translation {
     /// Weights with scales beside them.
     quantized: BTreeSet<String>,
     /// By what stands before the name of an optimizer's state, and by canonical name.
-    wholes: BTreeMap<(String, String), Whole>,
-    replicas: Vec<Replica>,
+    partials: BTreeMap<(String, String), PartialTensor>,
+    replicas: Vec<ExtraCopy>,
     /// What has no name of a weight.
     kept: BTreeMap<Name, Entry>,
     problems: Vec<Problem>,
@@ -146,19 +146,20 @@ impl Translation {
             let kind = self.naming.name();
             format!("the table of {kind} models has no such name, so it was not compared; --exclude leaves it out")
         })?;
-        let Place { canonical, join, part, parts: names } = place;
-        if join == Join::Replica {
+        let CanonicalPart { canonical, conversion, part, parts: names } = place;
+        if conversion == Conversion::Replica {
             let of = Name::new(format!("{state}{canonical}"));
-            self.replicas.push(Replica { name: name.clone(), of, tensor });
+            self.replicas.push(ExtraCopy { name: name.clone(), of, tensor });
             return Ok(());
         }
         let parts = names.iter().map(|_| None).collect();
         let key = (state.to_owned(), canonical);
-        let whole = self.wholes.entry(key).or_insert(Whole { join, names, parts });
-        let is_of_it = whole.join == join && whole.names.get(part).is_some_and(|own| own == weight);
+        let whole = self.partials.entry(key).or_insert(PartialTensor { conversion, names, parts });
+        let is_of_it = whole.conversion == conversion
+            && whole.names.get(part).is_some_and(|own| own == weight);
         match whole.parts.get_mut(part).filter(|place| is_of_it && place.is_none()) {
             Some(place) => *place = Some(tensor),
-            None => return Err(format!("stands for the same as {}", whole.names.join(", "))),
+            None => return Err(format!("duplicates {}", whole.names.join(", "))),
         }
         Ok(())
     }
@@ -167,8 +168,8 @@ impl Translation {
         side.problems.append(&mut self.problems);
         side.tensors = std::mem::take(&mut self.kept);
         let mut left = LIMITS.global_metadata;
-        for ((state, canonical), whole) in std::mem::take(&mut self.wholes) {
-            let inserted = join::joined(&whole, &self.counts).and_then(|tensors| {
+        for ((state, canonical), whole) in std::mem::take(&mut self.partials) {
+            let inserted = convert::converted(&whole, &self.counts).and_then(|tensors| {
                 let pieces: usize = tensors.iter().map(|tensor| tensor.pieces().len()).sum();
                 let bytes = pieces.saturating_mul(ENTRY);
                 left =
@@ -193,7 +194,7 @@ impl Translation {
         }
         let tied = std::mem::take(&mut side.tied).into_iter();
         side.tied = tied.filter_map(|(name, tied)| self.renamed(&name, tied)).collect();
-        for Replica { name, of, tensor } in std::mem::take(&mut self.replicas) {
+        for ExtraCopy { name, of, tensor } in std::mem::take(&mut self.replicas) {
             let of = side.tied.get(&of).map_or(of, |tied| tied.to.clone());
             match side.tensors.get_mut(&of) {
                 Some(entry) => {
@@ -210,7 +211,8 @@ impl Translation {
     fn renamed(&self, name: &Name, Tied { to, copy }: Tied) -> Option<(Name, Tied)> {
         let canonical = |name: &Name| {
             let (state, weight) = split_state(name.as_str());
-            let place = self.naming.place(weight).filter(|place| place.join == Join::Same)?;
+            let place =
+                self.naming.place(weight).filter(|place| place.conversion == Conversion::Same)?;
             Some(Name::new(format!("{state}{}", place.canonical)))
         };
         Some((canonical(name)?, Tied { to: canonical(&to)?, copy }))

@@ -3,14 +3,14 @@
 use crate::base::plain::PlainValue;
 use crate::layout::rules::Rules;
 use crate::names::Naming;
-use crate::names::families::{FAMILIES, Family, Join, Place, Reader};
+use crate::names::families::{CanonicalPart, Conversion, FAMILIES, Family, FamilyReader};
 use crate::names::megatron::{Canonical, Dialect};
 
 use super::sources::Sources;
 
 /// A dialect whose names can be made canonical.
 pub(super) enum SourceNaming {
-    Family(&'static Family, Reader),
+    Family(&'static Family, FamilyReader),
     /// Names that Megatron had at some time, in a checkpoint that is none of Megatron's own.
     Megatron(Dialect, Rules),
 }
@@ -78,7 +78,7 @@ impl SourceNaming {
     }
 
     /// What a name is a part of; `None` where it has no canonical one.
-    pub(super) fn place(&self, name: &str) -> Option<Place> {
+    pub(super) fn place(&self, name: &str) -> Option<CanonicalPart> {
         match self {
             Self::Family(_, reader) => reader.read(name),
             Self::Megatron(dialect, rules) => {
@@ -88,7 +88,12 @@ impl SourceNaming {
                 };
                 let is_megatrons = ROOTS.iter().any(|root| canonical.starts_with(root));
                 rules.find(&canonical).filter(|_| is_megatrons)?;
-                Some(Place { canonical, join: Join::Same, part: 0, parts: vec![name.to_owned()] })
+                Some(CanonicalPart {
+                    canonical,
+                    conversion: Conversion::Same,
+                    part: 0,
+                    parts: vec![name.to_owned()],
+                })
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use super::lanes::Chunk;
 use super::size;
-use crate::base::dtype::{Dtype, Kind};
+use crate::base::dtype::{Dtype, DtypeKind};
 
 /// Real numbers in one element: 2 for a complex dtype (real, imaginary), otherwise 1.
 pub(super) fn reals_per_element(dtype: Dtype) -> usize {
@@ -85,7 +85,7 @@ pub(super) fn element_text(dtype: Dtype, bytes: &[u8]) -> String {
         Dtype::Float32 => {
             format!("{:?}", f32::from_le_bytes(bytes.first_chunk().copied().unwrap_or_default()))
         }
-        _ if dtype.kind() == Kind::Float => format!("{:?}", parts[0]),
+        _ if dtype.kind() == DtypeKind::Float => format!("{:?}", parts[0]),
         _ => format!("{}", parts[0]),
     }
 }

@@ -9,11 +9,11 @@ use std::collections::HashMap;
 #[derive(Debug)]
 pub struct SuffixTable<T> {
     /// By the last two components, digits at their ends taken off; one that may be anything is `*`.
-    by_end: HashMap<String, HashMap<String, Vec<Row<T>>>>,
+    by_end: HashMap<String, HashMap<String, Vec<PatternRow<T>>>>,
 }
 
 #[derive(Debug)]
-struct Row<T> {
+struct PatternRow<T> {
     components: Vec<Component>,
     value: T,
 }
@@ -62,7 +62,7 @@ impl<T: Clone> SuffixTable<T> {
         let (last, second) = (next(), next());
         let rows = self.by_end.entry(last).or_default().entry(second).or_default();
         let place = rows.partition_point(|row| row.components.len() >= components.len());
-        rows.insert(place, Row { components, value });
+        rows.insert(place, PatternRow { components, value });
     }
 
     /// The longest pattern that the end of `name` matches.

@@ -45,7 +45,7 @@ pub struct Map {
     /// Where the wanted bytes are.
     address: *const u8,
     len: usize,
-    place: Place,
+    place: MappedRange,
 }
 
 impl Map {
@@ -66,7 +66,7 @@ impl Map {
         let all =
             usize::try_from(end.checked_next_multiple_of(HUGE)?.min(file_len) - first).ok()?;
         let skip = usize::try_from(offset - first).ok()?;
-        let place = Place::take(file, first, all)?;
+        let place = MappedRange::take(file, first, all)?;
         let address = place.start() as *const u8;
         // SAFETY: `skip + len <= all`, as `end` is no more than either end that `all` was computed from.
         let address = unsafe { address.add(skip) };
@@ -134,12 +134,12 @@ fn page_size() -> usize {
 
 /// Addresses that are mapped, entered where the signal handler finds them.
 #[derive(Debug)]
-struct Place {
-    slot: &'static Slot,
+struct MappedRange {
+    slot: &'static MapSlot,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct MapSlot {
     /// 0 while the slot is free, 1 while it is being filled in.
     start: AtomicUsize,
     end: AtomicUsize,
@@ -147,11 +147,15 @@ struct Slot {
 }
 
 /// As many maps as there may be at a time; beyond that, files are read.
-static SLOTS: [Slot; 1024] = [const {
-    Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), is_lost: AtomicBool::new(false) }
+static SLOTS: [MapSlot; 1024] = [const {
+    MapSlot {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        is_lost: AtomicBool::new(false),
+    }
 }; 1024];
 
-impl Place {
+impl MappedRange {
     fn take(file: &File, offset: u64, len: usize) -> Option<Self> {
         if !handles_bus_errors() {
             return None;
@@ -186,7 +190,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for MappedRange {
     fn drop(&mut self) {
         let start = self.start();
         let len = self.slot.end.load(Ordering::Relaxed) - start;
@@ -225,7 +229,7 @@ extern "C" fn on_bus_error(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void)
         let (start, end) = (slot.start.load(Ordering::Acquire), slot.end.load(Ordering::Relaxed));
         if start > 1 && (start..end).contains(&address) {
             let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: these addresses are ours (`Place`), which stays so; and errno is put back.
+            // SAFETY: these addresses are ours (`MappedRange`), which stays so; and errno is put back.
             let replaced = unsafe {
                 let before = *errno;
                 let all =

@@ -44,7 +44,7 @@ impl Region {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct FileEntry {
     path: PathBuf,
     len: u64,
     modified: Option<SystemTime>,
@@ -56,7 +56,7 @@ struct Entry {
 /// so that thousands of shard files work under a small descriptor limit.
 #[derive(Debug, Default)]
 pub struct FileSet {
-    entries: Vec<Entry>,
+    entries: Vec<FileEntry>,
     open: Mutex<VecDeque<(FileId, Arc<File>)>>,
     maps: MapPolicy,
 }
@@ -104,7 +104,7 @@ impl FileSet {
         }
         let id = FileId(u32::try_from(self.entries.len()).map_err(io::Error::other)?);
         let modified = meta.modified().ok();
-        self.entries.push(Entry {
+        self.entries.push(FileEntry {
             path: path.to_path_buf(),
             len: meta.len(),
             modified,
@@ -120,11 +120,11 @@ impl FileSet {
     pub fn hold(&mut self, file: File, path: &Path) -> io::Result<FileId> {
         let id = FileId(u32::try_from(self.entries.len()).map_err(io::Error::other)?);
         let (path, held) = (path.to_path_buf(), Some(Arc::new(file)));
-        self.entries.push(Entry { path, len: 0, modified: None, held });
+        self.entries.push(FileEntry { path, len: 0, modified: None, held });
         Ok(id)
     }
 
-    fn entry(&self, file: FileId) -> &Entry {
+    fn entry(&self, file: FileId) -> &FileEntry {
         &self.entries[file.0 as usize]
     }
 
@@ -203,7 +203,7 @@ impl FileSet {
     /// The first file whose length or modification time is no longer what it was when it was added.
     #[must_use]
     pub fn changed(&self) -> Option<&Path> {
-        let is_same = |entry: &Entry| {
+        let is_same = |entry: &FileEntry| {
             entry.held.is_some()
                 || std::fs::metadata(&entry.path).is_ok_and(|now| {
                     now.len() == entry.len && now.modified().ok() == entry.modified

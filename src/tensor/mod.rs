@@ -11,5 +11,5 @@ mod tiling;
 mod view;
 
 pub use logical::{LogicalTensor, Merge, Replica, Source, TensorError};
-pub use stored::{ByteOrder, StoredError, StoredTensor};
+pub use stored::{ByteOrder, StorageView, StoredError, StoredTensor};
 pub use view::Piece;

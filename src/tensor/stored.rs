@@ -30,6 +30,17 @@ pub struct StoredTensor {
     byte_order: ByteOrder,
 }
 
+/// The place of a tensor's elements in a storage, in torch's words. Counts are elements, not bytes.
+#[derive(Debug, Clone)]
+pub struct StorageView {
+    /// The bytes of the whole storage.
+    pub storage: Region,
+    /// Index of the first element in the storage.
+    pub storage_offset: u64,
+    /// Elements from one index to the next, for each dimension.
+    pub strides: Vec<u64>,
+}
+
 /// Why a stored tensor is not what it says.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -75,18 +86,17 @@ pub enum StoredError {
 }
 
 impl StoredTensor {
-    /// A view of `storage`, which starts `storage_offset` elements into it.
+    /// The tensor of this shape that a view of a storage is.
     ///
     /// # Errors
     /// [`StoredError`] where the view reaches beyond its storage or its numbers do not fit.
     pub fn new(
         dtype: Dtype,
         shape: Vec<u64>,
-        strides: Vec<u64>,
-        storage: Region,
-        storage_offset: u64,
+        view: StorageView,
         byte_order: ByteOrder,
     ) -> Result<Self, StoredError> {
+        let StorageView { storage, storage_offset, strides } = view;
         if shape.len() > LIMITS.rank {
             return Err(StoredError::Rank { rank: shape.len() });
         }
@@ -131,7 +141,7 @@ impl StoredTensor {
         let Some(strides) = extent::row_major(&shape) else {
             return Err(StoredError::TooLarge { shape });
         };
-        Self::new(dtype, shape, strides, storage, 0, byte_order)
+        Self::new(dtype, shape, StorageView { storage, storage_offset: 0, strides }, byte_order)
     }
 
     /// The same memory under another shape, where this tensor is row-major and has as many elements.

@@ -8,7 +8,7 @@ use ndarray::{ArrayD, Axis, IxDyn, Slice};
 use crate::base::dtype::Dtype;
 use crate::storage::{FileId, Region};
 
-use super::{ByteOrder, LogicalTensor, Piece, StoredTensor};
+use super::{ByteOrder, LogicalTensor, Piece, StorageView, StoredTensor};
 
 /// SplitMix64: the same numbers for the same seed, everywhere.
 pub(crate) struct Random(pub(crate) u64);
@@ -57,18 +57,18 @@ impl Random {
 
 /// Where the bytes of an element are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ElementPlace {
     pub(crate) offset: u64,
     pub(crate) order: ByteOrder,
 }
 
 /// A tensor, and what it should be.
 #[derive(Debug, Clone)]
-pub(crate) struct Model {
+pub(crate) struct ElementModel {
     pub(crate) tensor: LogicalTensor,
-    pub(crate) places: ArrayD<Place>,
+    pub(crate) places: ArrayD<ElementPlace>,
     /// By source name; elements that a copy does not hold have no place.
-    pub(crate) copies: Vec<(String, ArrayD<Option<Place>>)>,
+    pub(crate) copies: Vec<(String, ArrayD<Option<ElementPlace>>)>,
 }
 
 /// Makes tensors over one file.
@@ -98,7 +98,7 @@ impl<'r> Maker<'r> {
     }
 
     /// A stored tensor of this shape with random strides: permuted, padded, expanded.
-    pub(crate) fn stored(&mut self, shape: &[u64]) -> Model {
+    pub(crate) fn stored(&mut self, shape: &[u64]) -> ElementModel {
         let mut strides = vec![0; shape.len()];
         let mut next = 1;
         for dim in self.random.permutation(shape.len()).into_iter().rev() {
@@ -119,7 +119,7 @@ impl<'r> Maker<'r> {
     }
 
     /// A stored tensor of this shape and these strides, somewhere in the file.
-    pub(crate) fn strided(&mut self, shape: &[u64], strides: &[u64]) -> Model {
+    pub(crate) fn strided(&mut self, shape: &[u64], strides: &[u64]) -> ElementModel {
         let element = self.dtype.size();
         let last: u64 = shape
             .iter()
@@ -132,15 +132,8 @@ impl<'r> Maker<'r> {
         let start = self.random.below(self.file.len - len + 1);
         let storage = self.file.part(start, len).unwrap();
         let order = *self.random.pick(&[ByteOrder::Little, ByteOrder::Big]);
-        let stored = StoredTensor::new(
-            self.dtype,
-            shape.to_vec(),
-            strides.to_vec(),
-            storage,
-            storage_offset,
-            order,
-        )
-        .unwrap();
+        let view = StorageView { storage, storage_offset, strides: strides.to_vec() };
+        let stored = StoredTensor::new(self.dtype, shape.to_vec(), view, order).unwrap();
         self.made += 1;
         let tensor = LogicalTensor::from_stored(&stored, format!("stored {}", self.made));
         let places = ArrayD::from_shape_fn(dims(shape), |index| {
@@ -148,13 +141,13 @@ impl<'r> Maker<'r> {
                 .filter(|&dim| index[dim] > 0)
                 .map(|dim| index[dim] as u64 * strides[dim])
                 .sum();
-            Place { offset: storage.offset + (storage_offset + steps) * element, order }
+            ElementPlace { offset: storage.offset + (storage_offset + steps) * element, order }
         });
-        Model { tensor, places, copies: Vec::new() }
+        ElementModel { tensor, places, copies: Vec::new() }
     }
 
     /// One random operation.
-    pub(crate) fn changed(&mut self, model: Model) -> Model {
+    pub(crate) fn changed(&mut self, model: ElementModel) -> ElementModel {
         let rank = model.places.ndim();
         if rank == 0 {
             return self.with_copy(model);
@@ -215,7 +208,7 @@ impl<'r> Maker<'r> {
         }
     }
 
-    fn with_copy(&mut self, mut model: Model) -> Model {
+    fn with_copy(&mut self, mut model: ElementModel) -> ElementModel {
         let shape = model.tensor.shape().to_vec();
         let copy = self.stored(&shape);
         model.copies.push((copy.tensor.source().name.to_string(), copy.places.mapv(Some)));
@@ -269,7 +262,7 @@ impl Change for Reshaping {
     }
 }
 
-impl Model {
+impl ElementModel {
     fn map(self, tensor: impl Fn(&LogicalTensor) -> LogicalTensor, change: &impl Change) -> Self {
         Self {
             tensor: tensor(&self.tensor),
@@ -283,7 +276,7 @@ impl Model {
     }
 
     fn concat(self, dim: usize, other: Self) -> Self {
-        let join = |first: &ArrayD<Option<Place>>, second: &ArrayD<Option<Place>>| {
+        let join = |first: &ArrayD<Option<ElementPlace>>, second: &ArrayD<Option<ElementPlace>>| {
             ndarray::concatenate(Axis(dim), &[first.view(), second.view()]).unwrap()
         };
         let nowhere = |model: &Self| ArrayD::from_elem(model.places.raw_dim(), None);
@@ -299,21 +292,21 @@ impl Model {
     }
 
     /// What a copy should look like, laid over the tensor itself.
-    pub(crate) fn overlaid(&self, copy: &ArrayD<Option<Place>>) -> ArrayD<Place> {
+    pub(crate) fn overlaid(&self, copy: &ArrayD<Option<ElementPlace>>) -> ArrayD<ElementPlace> {
         let mut places = self.places.clone();
         places.zip_mut_with(copy, |place, copy| *place = copy.unwrap_or(*place));
         places
     }
 
     /// The copies that differ from the tensor itself, each as it should look: by source name.
-    pub(crate) fn expected_copies(&self) -> Vec<(&str, ArrayD<Place>)> {
+    pub(crate) fn expected_copies(&self) -> Vec<(&str, ArrayD<ElementPlace>)> {
         let overlaid = self.copies.iter().map(|(name, copy)| (name.as_str(), self.overlaid(copy)));
         overlaid.filter(|(_, places)| *places != self.places).collect()
     }
 }
 
 /// Lays pieces over an array of places, element by element.
-pub(crate) fn lay(places: &mut ArrayD<Option<Place>>, pieces: &[Piece], element: u64) {
+pub(crate) fn lay(places: &mut ArrayD<Option<ElementPlace>>, pieces: &[Piece], element: u64) {
     for piece in pieces {
         for index in ndarray::indices(dims(&piece.extent.sizes)) {
             let mut at: Vec<usize> = Vec::new();
@@ -322,8 +315,10 @@ pub(crate) fn lay(places: &mut ArrayD<Option<Place>>, pieces: &[Piece], element:
                 at.push(index[dim] + small(piece.extent.offsets[dim]));
                 steps += if index[dim] > 0 { index[dim] as u64 * piece.strides[dim] } else { 0 };
             }
-            places[IxDyn(&at)] =
-                Some(Place { offset: piece.offset + steps * element, order: piece.byte_order });
+            places[IxDyn(&at)] = Some(ElementPlace {
+                offset: piece.offset + steps * element,
+                order: piece.byte_order,
+            });
         }
     }
 }

@@ -4,20 +4,20 @@
 
 use ndarray::ArrayD;
 
-use super::testing::{Maker, Model, Place, Random, lay, pretended};
-use super::{ByteOrder, LogicalTensor, Piece, StoredError, StoredTensor, TensorError};
+use super::testing::{ElementModel, ElementPlace, Maker, Random, lay, pretended};
+use super::{ByteOrder, LogicalTensor, Piece, StorageView, StoredError, StoredTensor, TensorError};
 use crate::base::dtype::Dtype;
 use crate::base::extent::Extent;
 
 const CASES: u64 = 3000;
 
-fn laid(model: &Model, pieces: &[Piece]) -> ArrayD<Option<Place>> {
+fn laid(model: &ElementModel, pieces: &[Piece]) -> ArrayD<Option<ElementPlace>> {
     let mut places = ArrayD::from_elem(model.places.raw_dim(), None);
     lay(&mut places, pieces, model.tensor.dtype().size());
     places
 }
 
-fn check(model: &Model, seed: u64) {
+fn check(model: &ElementModel, seed: u64) {
     let shape: Vec<u64> = model.places.shape().iter().map(|&size| size as u64).collect();
     assert_eq!(model.tensor.shape(), shape, "seed {seed}");
     assert_eq!(model.tensor.check_tiling(), Ok(()), "seed {seed}");
@@ -147,8 +147,13 @@ fn copies_that_would_fall_into_too_many_pieces_are_refused() {
     let file = pretended(1 << 24);
     let of = |strides: Vec<u64>| {
         let shape = vec![1 << 18, 2];
-        let stored =
-            StoredTensor::new(Dtype::UInt8, shape, strides, file, 0, ByteOrder::Little).unwrap();
+        let stored = StoredTensor::new(
+            Dtype::UInt8,
+            shape,
+            StorageView { storage: file, storage_offset: 0, strides },
+            ByteOrder::Little,
+        )
+        .unwrap();
         LogicalTensor::from_stored(&stored, "weight")
     };
     let mut whole = of(vec![2, 1]);
@@ -160,8 +165,14 @@ fn copies_that_would_fall_into_too_many_pieces_are_refused() {
 #[test]
 fn bytes_that_stand_for_terabytes_are_refused() {
     let file = pretended(64);
-    let of =
-        |size| StoredTensor::new(Dtype::Float32, vec![size], vec![0], file, 0, ByteOrder::Little);
+    let of = |size| {
+        StoredTensor::new(
+            Dtype::Float32,
+            vec![size],
+            StorageView { storage: file, storage_offset: 0, strides: vec![0] },
+            ByteOrder::Little,
+        )
+    };
     assert!(of(1 << 32).is_ok());
     assert!(matches!(of((1 << 32) + 1), Err(StoredError::Expanded { len: 64, .. })));
 }

@@ -16,14 +16,12 @@ use super::record::{Class, Record};
 use crate::base::limits::LIMITS;
 use crate::containers::torch::TooMany;
 use crate::containers::torch::pickle::stream::{MemoPlan, Next, StreamError, each_op};
-use crate::containers::torch::pickle::{Op, PickleErrorKind};
+use crate::containers::torch::pickle::{Op, PickleErrorKind, PickleResult};
 use crate::storage::{FileSet, Region};
-
-type Step<T = ()> = Result<T, PickleErrorKind>;
 
 /// A value of the pickle, as much of it as matters.
 #[derive(Debug, Clone)]
-pub(super) enum Value {
+pub(super) enum MetadataValue {
     /// Anything else.
     Opaque,
     None,
@@ -53,7 +51,7 @@ pub(super) struct Object {
     pub(super) record: OnceCell<Record>,
 }
 
-impl Value {
+impl MetadataValue {
     pub(super) fn record(&self) -> Option<&Record> {
         match self {
             Self::Object(object) => object.record.get(),
@@ -93,20 +91,20 @@ impl Value {
 
 /// Keys and values in turn, or the members of a list.
 #[derive(Debug, Default)]
-struct Container {
-    members: Vec<Value>,
+struct ListOrDict {
+    members: Vec<MetadataValue>,
     /// Something else than its one owner knows it.
     is_shared: bool,
 }
 
-pub(super) struct Machine {
-    stack: Vec<Value>,
+pub(super) struct MetadataMachine {
+    stack: Vec<MetadataValue>,
     /// Stack heights at which a MARK was set.
     marks: Vec<usize>,
     plan: MemoPlan,
-    memo: Vec<Option<Value>>,
+    memo: Vec<Option<MetadataValue>>,
     memoized: u32,
-    containers: Vec<Container>,
+    containers: Vec<ListOrDict>,
     /// Containers that can be used again.
     free: Vec<usize>,
     texts: HashSet<Arc<str>>,
@@ -122,11 +120,14 @@ pub(super) struct Machine {
 }
 
 /// Reads the pickle that starts the region; gives the value that it describes and the containers it refers to.
-pub(super) fn run(files: &FileSet, region: Region) -> Result<(Value, Machine), StreamError> {
+pub(super) fn run(
+    files: &FileSet,
+    region: Region,
+) -> Result<(MetadataValue, MetadataMachine), StreamError> {
     let mut plans = PlansRange::default();
     let plan = MemoPlan::of(files, region, |at, op| plans.look(at, op))?;
     let plans = plans.found();
-    let mut machine = Machine {
+    let mut machine = MetadataMachine {
         stack: Vec::new(),
         marks: Vec::new(),
         plan,
@@ -143,7 +144,7 @@ pub(super) fn run(files: &FileSet, region: Region) -> Result<(Value, Machine), S
     };
     let root = each_op(files, region, |at, op| match plans {
         Some((start, end)) if at == start => {
-            machine.push(Value::Opaque)?;
+            machine.push(MetadataValue::Opaque)?;
             Ok(Next::At(end))
         }
         _ => machine.step(op),
@@ -153,12 +154,12 @@ pub(super) fn run(files: &FileSet, region: Region) -> Result<(Value, Machine), S
 }
 
 /// What the owner of a container does with it.
-impl Machine {
+impl MetadataMachine {
     /// Takes the members of a list, or the keys and values of a dict in turn; none of anything else.
     /// The container is given back, so its value must be the only one, and goes with it.
     #[expect(clippy::needless_pass_by_value, reason = "the container goes with its value")]
-    pub(super) fn take_members(&mut self, value: Value) -> Vec<Value> {
-        let (Value::List(at) | Value::Dict(at)) = value else { return Vec::new() };
+    pub(super) fn take_members(&mut self, value: MetadataValue) -> Vec<MetadataValue> {
+        let (MetadataValue::List(at) | MetadataValue::Dict(at)) = value else { return Vec::new() };
         let container = &mut self.containers[at];
         if container.is_shared {
             // No writer shares one; who does so without end gets nothing.
@@ -173,7 +174,10 @@ impl Machine {
     }
 
     /// Takes the items of a dict; none of anything else.
-    pub(super) fn take_items(&mut self, value: Value) -> Vec<(Value, Value)> {
+    pub(super) fn take_items(
+        &mut self,
+        value: MetadataValue,
+    ) -> Vec<(MetadataValue, MetadataValue)> {
         let mut members = self.take_members(value).into_iter();
         let mut items = Vec::with_capacity(members.len() / 2);
         while let (Some(key), Some(value)) = (members.next(), members.next()) {
@@ -183,10 +187,10 @@ impl Machine {
     }
 
     /// Gives back all that only this value owns.
-    pub(super) fn release(&mut self, value: Value) {
+    pub(super) fn release(&mut self, value: MetadataValue) {
         let mut doomed = vec![value];
         while let Some(value) = doomed.pop() {
-            if let Value::List(at) | Value::Dict(at) = value
+            if let MetadataValue::List(at) | MetadataValue::Dict(at) = value
                 && !self.containers[at].is_shared
             {
                 doomed.append(&mut self.take_members(value));
@@ -204,14 +208,14 @@ impl Machine {
         if let Some(at) = self.free.pop() {
             return at;
         }
-        self.containers.push(Container::default());
+        self.containers.push(ListOrDict::default());
         self.containers.len() - 1
     }
 }
 
 /// Stack.
-impl Machine {
-    fn push(&mut self, value: Value) -> Step {
+impl MetadataMachine {
+    fn push(&mut self, value: MetadataValue) -> PickleResult {
         let limit = LIMITS.metadata_values;
         if self.stack.len() + self.members >= limit {
             return Err(TooMany { what: "values at a time", limit }.into());
@@ -224,7 +228,7 @@ impl Machine {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    fn pop(&mut self) -> Step<Value> {
+    fn pop(&mut self) -> PickleResult<MetadataValue> {
         if self.stack.len() > self.floor()
             && let Some(value) = self.stack.pop()
         {
@@ -233,12 +237,12 @@ impl Machine {
         Err(PickleErrorKind::StackUnderflow)
     }
 
-    fn top(&self) -> Step<&Value> {
+    fn top(&self) -> PickleResult<&MetadataValue> {
         let top = self.stack.last().filter(|_| self.stack.len() > self.floor());
         top.ok_or(PickleErrorKind::StackUnderflow)
     }
 
-    fn mark(&mut self) -> Step {
+    fn mark(&mut self) -> PickleResult {
         let limit = LIMITS.metadata_values;
         if self.marks.len() >= limit {
             return Err(TooMany { what: "marks", limit }.into());
@@ -247,31 +251,31 @@ impl Machine {
         Ok(())
     }
 
-    fn pop_mark(&mut self) -> Step<usize> {
+    fn pop_mark(&mut self) -> PickleResult<usize> {
         self.marks.pop().ok_or(PickleErrorKind::NoMark)
     }
 
     /// Moves what lies above `start` into the container below it. Keys and values come in pairs.
-    fn fill(&mut self, start: usize, is_dict: bool) -> Step {
+    fn fill(&mut self, start: usize, is_dict: bool) -> PickleResult {
         let target = start.checked_sub(1).filter(|_| start > self.floor());
         let target = target.ok_or(PickleErrorKind::StackUnderflow)?;
         if is_dict && !(self.stack.len() - start).is_multiple_of(2) {
             return Err(PickleErrorKind::OddItems);
         }
         match (&self.stack[target], is_dict) {
-            (&Value::List(at), false) | (&Value::Dict(at), true) => {
+            (&MetadataValue::List(at), false) | (&MetadataValue::Dict(at), true) => {
                 let members = self.stack.drain(start..);
                 self.members += members.len();
                 self.containers[at].members.extend(members);
             }
-            (Value::Planned, true) => {
+            (MetadataValue::Planned, true) => {
                 for member in self.stack.split_off(start) {
                     self.add_parents(&member)?;
                     self.release(member);
                 }
             }
             // An object that is filled is none of those that matter.
-            (Value::Opaque | Value::Object(_), _) => self.release_from(start),
+            (MetadataValue::Opaque | MetadataValue::Object(_), _) => self.release_from(start),
             _ => {
                 let wanted = if is_dict { "a dict" } else { "a list" };
                 return Err(PickleErrorKind::TypeMismatch { wanted, found: "something else" });
@@ -282,8 +286,8 @@ impl Machine {
 }
 
 /// Opcodes.
-impl Machine {
-    fn step(&mut self, op: Op<'_>) -> Step<Next<Value>> {
+impl MetadataMachine {
+    fn step(&mut self, op: Op<'_>) -> PickleResult<Next<MetadataValue>> {
         match op {
             Op::Stop => return self.pop().map(Next::End),
             Op::Protocol(_) | Op::Frame(_) => {}
@@ -304,11 +308,13 @@ impl Machine {
                 self.push(top)?;
             }
 
-            Op::None => self.push(Value::None)?,
+            Op::None => self.push(MetadataValue::None)?,
             Op::Int(number) => {
-                self.push(u64::try_from(number).map_or(Value::Opaque, Value::Int))?;
+                self.push(u64::try_from(number).map_or(MetadataValue::Opaque, MetadataValue::Int))?;
             }
-            Op::Long(bytes) => self.push(unsigned(bytes).map_or(Value::Opaque, Value::Int))?,
+            Op::Long(bytes) => {
+                self.push(unsigned(bytes).map_or(MetadataValue::Opaque, MetadataValue::Int))?
+            }
             Op::Str(bytes) => {
                 let text = self.text(bytes)?;
                 self.push(text)?;
@@ -322,7 +328,7 @@ impl Machine {
             | Op::UnicodeText(_)
             | Op::Bytes(_)
             | Op::EmptySet
-            | Op::PersistentText(_) => self.push(Value::Opaque)?,
+            | Op::PersistentText(_) => self.push(MetadataValue::Opaque)?,
 
             Op::EmptyTuple => {
                 let none = self.intern(&[])?;
@@ -337,8 +343,8 @@ impl Machine {
                     self.stack.len().checked_sub(len).filter(|start| *start >= self.floor());
                 self.tuple(start.ok_or(PickleErrorKind::StackUnderflow)?)?;
             }
-            Op::EmptyList => self.push_container(Value::List)?,
-            Op::EmptyDict => self.push_container(Value::Dict)?,
+            Op::EmptyList => self.push_container(MetadataValue::List)?,
+            Op::EmptyDict => self.push_container(MetadataValue::Dict)?,
             Op::Append => self.fill(self.stack.len().saturating_sub(1), false)?,
             Op::SetItem => self.fill(self.stack.len().saturating_sub(2), true)?,
             Op::Appends | Op::AddItems => {
@@ -353,7 +359,7 @@ impl Machine {
             Op::List | Op::Dict | Op::FrozenSet | Op::Inst(..) | Op::Obj => {
                 let start = self.pop_mark()?;
                 self.release_from(start);
-                self.push(Value::Opaque)?;
+                self.push(MetadataValue::Opaque)?;
             }
 
             Op::Put(index) => self.put(index)?,
@@ -385,27 +391,27 @@ impl Machine {
             Op::Persistent => {
                 let id = self.pop()?;
                 self.release(id);
-                self.push(Value::Opaque)?;
+                self.push(MetadataValue::Opaque)?;
             }
         }
         Ok(Next::Opcode)
     }
 
     /// A list or a dict; below a key whose value nobody reads, one that swallows its contents.
-    fn push_container(&mut self, kind: fn(usize) -> Value) -> Step {
-        let value = match self.stack.last().and_then(Value::text).map(|key| &**key) {
-            Some("all_local_plans" | "storage_meta") => Value::Opaque,
+    fn push_container(&mut self, kind: fn(usize) -> MetadataValue) -> PickleResult {
+        let value = match self.stack.last().and_then(MetadataValue::text).map(|key| &**key) {
+            Some("all_local_plans" | "storage_meta") => MetadataValue::Opaque,
             Some("planner_data") => {
                 self.parents.get_or_insert_default();
-                Value::Planned
+                MetadataValue::Planned
             }
             _ => kind(self.new_container()),
         };
         self.push(value)
     }
 
-    fn tuple(&mut self, start: usize) -> Step {
-        let counts = self.stack[start..].iter().map(Value::count);
+    fn tuple(&mut self, start: usize) -> PickleResult {
+        let counts = self.stack[start..].iter().map(MetadataValue::count);
         let tuple = match counts.collect::<Option<Vec<u64>>>() {
             Some(counts) => {
                 self.stack.truncate(start);
@@ -415,35 +421,35 @@ impl Machine {
                 // No tuples in tuples, so that giving one back is no long way down.
                 let members = self.stack.split_off(start);
                 let shallow = |member| match member {
-                    Value::Tuple(_) | Value::Object(_) => Value::Opaque,
+                    MetadataValue::Tuple(_) | MetadataValue::Object(_) => MetadataValue::Opaque,
                     other => other,
                 };
-                Value::Tuple(members.into_iter().map(shallow).collect())
+                MetadataValue::Tuple(members.into_iter().map(shallow).collect())
             }
         };
         self.push(tuple)
     }
 
-    fn call(&mut self) -> Step {
+    fn call(&mut self) -> PickleResult {
         let args = self.pop()?;
         let callable = self.pop()?;
         let object = match (&callable, &args) {
-            (Value::Class(Class::Size), Value::Tuple(args)) => match &**args {
-                [Value::Numbers(sizes)] => Value::Numbers(Arc::clone(sizes)),
-                _ => Value::Opaque,
+            (MetadataValue::Class(Class::Size), MetadataValue::Tuple(args)) => match &**args {
+                [MetadataValue::Numbers(sizes)] => MetadataValue::Numbers(Arc::clone(sizes)),
+                _ => MetadataValue::Opaque,
             },
-            (Value::Class(Class::Size), _) => Value::Opaque,
-            (Value::Class(class), _) => {
-                Value::Object(Rc::new(Object { class: *class, record: OnceCell::new() }))
+            (MetadataValue::Class(Class::Size), _) => MetadataValue::Opaque,
+            (MetadataValue::Class(class), _) => {
+                MetadataValue::Object(Rc::new(Object { class: *class, record: OnceCell::new() }))
             }
-            _ => Value::Opaque,
+            _ => MetadataValue::Opaque,
         };
         self.release(args);
         self.push(object)
     }
 
-    fn build(&mut self, object: &Value, state: Value) -> Step {
-        let Value::Object(object) = object else {
+    fn build(&mut self, object: &MetadataValue, state: MetadataValue) -> PickleResult {
+        let MetadataValue::Object(object) = object else {
             self.release(state);
             return Ok(());
         };
@@ -451,7 +457,7 @@ impl Machine {
         object.record.set(record).map_err(|_| PickleErrorKind::BuiltTwice)
     }
 
-    fn put(&mut self, index: u32) -> Step {
+    fn put(&mut self, index: u32) -> PickleResult {
         let top = self.top()?.clone();
         self.memoized = self.memoized.saturating_add(1);
         let Some(place) = self.plan.place(index) else { return Ok(()) };
@@ -464,15 +470,15 @@ impl Machine {
     }
 
     /// Something else than its owner now knows the value.
-    fn share(&mut self, value: &Value) {
-        if let Value::List(at) | Value::Dict(at) = *value {
+    fn share(&mut self, value: &MetadataValue) {
+        if let MetadataValue::List(at) | MetadataValue::Dict(at) = *value {
             self.containers[at].is_shared = true;
         }
     }
 
     /// The two outermost dicts on the way to an entry of the state dict.
-    fn add_parents(&mut self, path: &Value) -> Step {
-        let Value::Tuple(path) = path else { return Ok(()) };
+    fn add_parents(&mut self, path: &MetadataValue) -> PickleResult {
+        let MetadataValue::Tuple(path) = path else { return Ok(()) };
         let mut dotted = String::new();
         for (parent, _) in path.iter().zip(path.iter().skip(1)).take(2) {
             let Some(parent) = parent.text() else { break };
@@ -481,7 +487,7 @@ impl Machine {
             }
             dotted.push_str(parent);
             let is_known = self.parents.as_ref().is_some_and(|known| known.contains(&*dotted));
-            if !is_known && let Value::Text(parent) = self.text(dotted.as_bytes())? {
+            if !is_known && let MetadataValue::Text(parent) = self.text(dotted.as_bytes())? {
                 self.parents.get_or_insert_default().insert(parent);
             }
         }
@@ -494,32 +500,32 @@ impl Machine {
     }
 
     /// Text is kept once: names come again with every chunk of every rank.
-    fn text(&mut self, bytes: &[u8]) -> Step<Value> {
-        let Ok(text) = str::from_utf8(bytes) else { return Ok(Value::Opaque) };
+    fn text(&mut self, bytes: &[u8]) -> PickleResult<MetadataValue> {
+        let Ok(text) = str::from_utf8(bytes) else { return Ok(MetadataValue::Opaque) };
         if text.len() > LIMITS.name {
-            return Ok(Value::Opaque);
+            return Ok(MetadataValue::Opaque);
         }
         if let Some(known) = self.texts.get(text) {
-            return Ok(Value::Text(Arc::clone(known)));
+            return Ok(MetadataValue::Text(Arc::clone(known)));
         }
         self.spend(text.len())?;
         let text: Arc<str> = text.into();
         self.texts.insert(Arc::clone(&text));
-        Ok(Value::Text(text))
+        Ok(MetadataValue::Text(text))
     }
 
     /// So are sizes and offsets.
-    fn intern(&mut self, counts: &[u64]) -> Step<Value> {
+    fn intern(&mut self, counts: &[u64]) -> PickleResult<MetadataValue> {
         if let Some(known) = self.numbers.get(counts) {
-            return Ok(Value::Numbers(Arc::clone(known)));
+            return Ok(MetadataValue::Numbers(Arc::clone(known)));
         }
         self.spend(size_of_val(counts))?;
         let numbers: Arc<[u64]> = counts.into();
         self.numbers.insert(Arc::clone(&numbers));
-        Ok(Value::Numbers(numbers))
+        Ok(MetadataValue::Numbers(numbers))
     }
 
-    fn spend(&mut self, bytes: usize) -> Step {
+    fn spend(&mut self, bytes: usize) -> PickleResult {
         /// What an entry takes besides.
         const ENTRY: usize = 48;
         self.interned = self.interned.saturating_add(bytes + ENTRY);
@@ -532,13 +538,15 @@ impl Machine {
 }
 
 /// A class or another attribute of a module. Only the last name counts: classes have moved between modules.
-fn global(module: &Value, name: &Value) -> Value {
-    let (Some(module), Some(name)) = (module.text(), name.text()) else { return Value::Opaque };
+fn global(module: &MetadataValue, name: &MetadataValue) -> MetadataValue {
+    let (Some(module), Some(name)) = (module.text(), name.text()) else {
+        return MetadataValue::Opaque;
+    };
     match Class::named(name) {
-        Some(Class::Size) if &**module != "torch" => Value::Opaque,
-        Some(class) => Value::Class(class),
-        None if &**module == "torch" => Value::Torch(Arc::clone(name)),
-        None => Value::Opaque,
+        Some(Class::Size) if &**module != "torch" => MetadataValue::Opaque,
+        Some(class) => MetadataValue::Class(class),
+        None if &**module == "torch" => MetadataValue::Torch(Arc::clone(name)),
+        None => MetadataValue::Opaque,
     }
 }
 

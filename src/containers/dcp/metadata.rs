@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::machine::{self, Value};
-use super::record::{Described, Record, Stored, StoredAt, Tensor, Top};
+use super::machine::{self, MetadataValue};
+use super::record::{
+    Described, MetadataRecord, Record, StorageInfo, StoredAt, TensorStorageMetadata,
+};
 use super::{DcpError, Fault};
 use crate::base::limits::LIMITS;
 use crate::storage::{FileId, FileSet};
@@ -21,7 +23,7 @@ pub struct Metadata {
     /// All tensors by name.
     pub tensors: BTreeMap<Arc<str>, TensorMeta>,
     /// All other objects by name, and where their bytes are; several places are copies by several ranks.
-    pub objects: BTreeMap<Arc<str>, Vec<Place>>,
+    pub objects: BTreeMap<Arc<str>, Vec<FileSlice>>,
     /// Megatron's `mcore_data`: the global shape that a flattened tensor had before (`nd_reformulated_orig_global_shape`).
     pub original_shapes: BTreeMap<Arc<str>, Arc<[u64]>>,
     /// Dotted names of the dicts at the two outer levels of the state dict, such as `model` and `optimizer.state`: with
@@ -45,25 +47,25 @@ pub struct TensorMeta {
     /// Global shape.
     pub shape: Arc<[u64]>,
     /// Its chunks, sorted by offsets; doubled ones are copies by several ranks.
-    pub chunks: Vec<Chunk>,
+    pub chunks: Vec<ChunkMeta>,
 }
 
 /// A box of a tensor and where its bytes are.
 #[derive(Debug, Clone)]
-pub struct Chunk {
+pub struct ChunkMeta {
     /// First index in each dimension.
     pub offsets: Arc<[u64]>,
     /// Number of indices in each dimension.
     pub sizes: Arc<[u64]>,
     /// Where it was written; none where the metadata does not say.
-    pub place: Option<Place>,
+    pub place: Option<FileSlice>,
     /// A further copy of the chunk before it, by another rank.
     pub is_copy: bool,
 }
 
 /// A slice of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct FileSlice {
     /// The file, relative to the folder.
     pub path: Arc<str>,
     /// Its first byte.
@@ -74,8 +76,8 @@ pub struct Place {
     pub transforms: Option<Arc<[Arc<str>]>>,
 }
 
-impl From<Stored> for Place {
-    fn from(Stored { path, offset, len, transforms }: Stored) -> Self {
+impl From<StorageInfo> for FileSlice {
+    fn from(StorageInfo { path, offset, len, transforms }: StorageInfo) -> Self {
         Self { path, offset, len, transforms }
     }
 }
@@ -125,18 +127,18 @@ impl Metadata {
             return Err(DcpError::NoMetadata { path: folder.to_path_buf() });
         };
         let is_coordinators = paths.iter().all(|path| path.ends_with(METADATA));
-        let mut join = Join::new(file);
+        let mut builder = MetadataBuilder::new(file);
         for (file, top) in tops {
-            join.add(file, top);
+            builder.add(file, top);
         }
         if is_coordinators {
-            return Ok(join.finish(0));
+            return Ok(builder.finish(0));
         }
         for rank in missing_ranks(folder, &paths) {
             let message = format!("missing __{rank}.metadata: what rank {rank} wrote is not known");
-            join.faults.push(Fault { file: None, name: None, message });
+            builder.faults.push(Fault { file: None, name: None, message });
         }
-        Ok(join.finish(paths.len()))
+        Ok(builder.finish(paths.len()))
     }
 }
 
@@ -166,7 +168,7 @@ fn rank_of_data(name: &str) -> Option<u64> {
     rank.parse().ok()
 }
 
-fn read_one(path: &Path, file: FileId, files: &FileSet) -> Result<Top, DcpError> {
+fn read_one(path: &Path, file: FileId, files: &FileSet) -> Result<MetadataRecord, DcpError> {
     let region = files.whole(file);
     if region.len > LIMITS.metadata_bytes {
         return Err(DcpError::TooLong { path: path.to_path_buf(), len: region.len });
@@ -175,7 +177,7 @@ fn read_one(path: &Path, file: FileId, files: &FileSet) -> Result<Top, DcpError>
     let (root, machine) = machine::run(files, region).map_err(damaged)?;
     drop(machine);
     let record = match root {
-        Value::Object(object) => {
+        MetadataValue::Object(object) => {
             Rc::into_inner(object).and_then(|object| object.record.into_inner())
         }
         _ => None,
@@ -187,23 +189,23 @@ fn read_one(path: &Path, file: FileId, files: &FileSet) -> Result<Top, DcpError>
 }
 
 /// Puts together what was described with where it was stored.
-struct Join {
+struct MetadataBuilder {
     file: FileId,
-    tensors: BTreeMap<Arc<str>, Joined>,
-    objects: BTreeMap<Arc<str>, Vec<Place>>,
+    tensors: BTreeMap<Arc<str>, TensorBuilder>,
+    objects: BTreeMap<Arc<str>, Vec<FileSlice>>,
     original_shapes: BTreeMap<Arc<str>, Arc<[u64]>>,
     parents: Option<BTreeSet<Arc<str>>>,
     version: Option<Arc<str>>,
     faults: Vec<Fault>,
 }
 
-struct Joined {
+struct TensorBuilder {
     dtype: Arc<str>,
     shape: Arc<[u64]>,
-    chunks: Vec<Chunk>,
+    chunks: Vec<ChunkMeta>,
 }
 
-impl Join {
+impl MetadataBuilder {
     fn new(file: FileId) -> Self {
         Self {
             file,
@@ -217,8 +219,9 @@ impl Join {
     }
 
     /// Adds what one metadata file says.
-    fn add(&mut self, file: FileId, top: Top) {
-        let Top { described, mut stored, original_shapes, parents, version, malformed } = top;
+    fn add(&mut self, file: FileId, top: MetadataRecord) {
+        let MetadataRecord { described, mut stored, original_shapes, parents, version, malformed } =
+            top;
         if let Some(parents) = parents {
             self.parents.get_or_insert_default().extend(parents);
         }
@@ -253,14 +256,20 @@ impl Join {
         self.faults.push(Fault { file: Some(file), name, message });
     }
 
-    fn add_tensor(&mut self, file: FileId, name: &Arc<str>, tensor: &Tensor, places: &[StoredAt]) {
+    fn add_tensor(
+        &mut self,
+        file: FileId,
+        name: &Arc<str>,
+        tensor: &TensorStorageMetadata,
+        places: &[StoredAt],
+    ) {
         if tensor.malformed_chunks > 0 {
             let message =
                 format!("{} of its chunks are not as torch writes them", tensor.malformed_chunks);
             self.fault(file, name, &message);
         }
         let joined = match self.tensors.entry(Arc::clone(name)) {
-            Entry::Vacant(entry) => entry.insert(Joined {
+            Entry::Vacant(entry) => entry.insert(TensorBuilder {
                 dtype: Arc::clone(&tensor.dtype),
                 shape: Arc::clone(&tensor.shape),
                 chunks: Vec::with_capacity(tensor.chunks.len()),
@@ -279,7 +288,7 @@ impl Join {
             let at = places.binary_search_by(|place| place.1.as_ref().cmp(&Some(&chunk.offsets)));
             let place = at.ok().map(|at| places[at].2.clone().into());
             let (offsets, sizes) = (Arc::clone(&chunk.offsets), Arc::clone(&chunk.sizes));
-            joined.chunks.push(Chunk { offsets, sizes, place, is_copy: false });
+            joined.chunks.push(ChunkMeta { offsets, sizes, place, is_copy: false });
         }
         // What is stored and not described belongs to another save.
         let described =
@@ -307,18 +316,19 @@ impl Join {
 
     fn finish(self, ranks: usize) -> Metadata {
         let Self { file, tensors, objects, original_shapes, parents, version, faults } = self;
-        let finished = tensors.into_iter().map(|(name, Joined { dtype, shape, mut chunks })| {
-            // Stable: of the copies by several ranks, that of the first rank comes first.
-            chunks.sort_by(|one, other| one.offsets.cmp(&other.offsets));
-            for at in 1..chunks.len() {
-                // The same box twice in one file is no copy but a doubled chunk, as is one of another size.
-                let is_same = chunks[at - 1].offsets == chunks[at].offsets
-                    && chunks[at - 1].sizes == chunks[at].sizes
-                    && !chunks[at].sizes.contains(&0);
-                chunks[at].is_copy = ranks > 0 && is_same;
-            }
-            (name, TensorMeta { dtype, shape, chunks })
-        });
+        let finished =
+            tensors.into_iter().map(|(name, TensorBuilder { dtype, shape, mut chunks })| {
+                // Stable: of the copies by several ranks, that of the first rank comes first.
+                chunks.sort_by(|one, other| one.offsets.cmp(&other.offsets));
+                for at in 1..chunks.len() {
+                    // The same box twice in one file is no copy but a doubled chunk, as is one of another size.
+                    let is_same = chunks[at - 1].offsets == chunks[at].offsets
+                        && chunks[at - 1].sizes == chunks[at].sizes
+                        && !chunks[at].sizes.contains(&0);
+                    chunks[at].is_copy = ranks > 0 && is_same;
+                }
+                (name, TensorMeta { dtype, shape, chunks })
+            });
         let tensors = finished.collect();
         Metadata { tensors, objects, original_shapes, parents, version, faults, file, ranks }
     }

@@ -38,7 +38,7 @@ use rayon::prelude::*;
 use thiserror::Error;
 
 pub use metadata::{
-    Chunk, METADATA, Metadata, Place, TensorMeta, metadata_files, rank_of_metadata,
+    ChunkMeta, FileSlice, METADATA, Metadata, TensorMeta, metadata_files, rank_of_metadata,
 };
 pub use shard_file::ShardFile;
 pub use slice::SliceError;
@@ -51,7 +51,7 @@ use crate::containers::torch::pickle::stream::StreamError;
 use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
 
-use slice::DataFile;
+use slice::{DataFile, ExpectedChunk};
 use unpack::Spool;
 
 /// A checkpoint whose wanted tensors were looked up in its data files.
@@ -179,7 +179,7 @@ impl Checkpoint {
     ) -> Self {
         let tensors: Vec<(&Arc<str>, &TensorMeta)> =
             metadata.tensors.iter().filter(|(name, _)| wanted(name)).collect();
-        let mut slices = Slices { folder: folder.to_path_buf(), ..Slices::default() };
+        let mut slices = Slices::of(folder);
         for (_, tensor) in &tensors {
             let element = Dtype::from_name(&tensor.dtype).map_or(0, Dtype::size);
             for chunk in &tensor.chunks {
@@ -228,7 +228,7 @@ impl TensorMeta {
         let mut copies: Vec<(Extent, StoredTensor)> = Vec::new();
         let mut lost = Vec::new();
         for chunk in self.chunks.iter().filter(|chunk| !chunk.sizes.contains(&0)) {
-            match slices.tensor(name, chunk, dtype, files) {
+            match slices.tensor(&ExpectedChunk { name, chunk, dtype }, files) {
                 Ok(stored) => {
                     let (offsets, sizes) = (chunk.offsets.to_vec(), chunk.sizes.to_vec());
                     let found = if chunk.is_copy { &mut copies } else { &mut boxes };
@@ -261,7 +261,7 @@ impl TensorMeta {
 const ARCHIVE: u64 = 1 << 20;
 
 /// The data files of a checkpoint, and what was unpacked of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Slices {
     folder: PathBuf,
     files: HashMap<Arc<str>, DataFile>,
@@ -271,8 +271,17 @@ struct Slices {
 }
 
 impl Slices {
+    fn of(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_path_buf(),
+            files: HashMap::new(),
+            unpacked: HashMap::new(),
+            spool: Spool::of(folder),
+        }
+    }
+
     /// Adds the file of a slice and, where the slice is compressed, unpacks at most `limit` bytes of it.
-    fn prepare(&mut self, place: &Place, files: &mut FileSet, limit: u64) {
+    fn prepare(&mut self, place: &FileSlice, files: &mut FileSet, limit: u64) {
         let Self { folder, files: data_files, unpacked, spool } = self;
         let file = match data_files.get(&place.path) {
             Some(file) => file,
@@ -285,7 +294,7 @@ impl Slices {
             let key = (Arc::clone(&place.path), place.offset);
             unpacked.entry(key).or_insert_with(|| {
                 let packed = file.region(place, files)?;
-                spool.unpack(files, folder, packed, transforms, limit)
+                spool.unpack(files, packed, transforms, limit)
             });
         }
     }
@@ -309,34 +318,32 @@ impl Slices {
         behind.filter(|(_, bytes)| *bytes > 0).collect()
     }
 
-    fn file(&self, place: &Place) -> Result<&DataFile, SliceError> {
+    fn file(&self, place: &FileSlice) -> Result<&DataFile, SliceError> {
         self.files.get(&place.path).ok_or(SliceError::NotWanted)
     }
 
     /// The bytes of a slice that was unpacked.
-    fn unpacked(&self, place: &Place) -> Result<Region, SliceError> {
+    fn unpacked(&self, place: &FileSlice) -> Result<Region, SliceError> {
         let key = (Arc::clone(&place.path), place.offset);
         self.unpacked.get(&key).cloned().unwrap_or(Err(SliceError::NotWanted))
     }
 
     fn tensor(
         &self,
-        name: &str,
-        chunk: &Chunk,
-        dtype: Dtype,
+        expected: &ExpectedChunk<'_>,
         files: &FileSet,
     ) -> Result<StoredTensor, SliceError> {
-        let place = chunk.place.as_ref().ok_or(SliceError::NoPlace)?;
+        let place = expected.chunk.place.as_ref().ok_or(SliceError::NoPlace)?;
         let found = if place.transforms.is_some() {
             let region = self.unpacked(place);
-            region.and_then(|region| slice::in_archive(files, region, chunk, dtype))
+            region.and_then(|region| slice::in_archive(files, region, expected))
         } else {
-            self.file(place).and_then(|file| file.tensor(name, chunk, place, dtype, files))
+            self.file(place).and_then(|file| file.tensor(expected, place, files))
         };
         found.map_err(|error| error.in_file(place))
     }
 
-    fn object(&self, place: &Place, files: &FileSet) -> Result<TorchFile, SliceError> {
+    fn object(&self, place: &FileSlice, files: &FileSet) -> Result<TorchFile, SliceError> {
         let region = if place.transforms.is_some() {
             self.unpacked(place)
         } else {

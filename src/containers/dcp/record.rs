@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::machine::{Machine, Value};
+use super::machine::{MetadataMachine, MetadataValue};
 
 /// A class that matters, by its last name: 2.3 moved some of them to other modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,24 +40,24 @@ impl Class {
 /// What an object says, once it is built.
 #[derive(Debug)]
 pub(super) enum Record {
-    Metadata(Box<Top>),
-    Tensor(Arc<Tensor>),
+    Metadata(Box<MetadataRecord>),
+    Tensor(Arc<TensorStorageMetadata>),
     Properties {
         dtype: Arc<str>,
     },
-    Chunk(Chunk),
+    Chunk(ChunkStorageMetadata),
     Index {
         name: Arc<str>,
         offsets: Option<Arc<[u64]>>,
     },
-    Stored(Stored),
+    Stored(StorageInfo),
     /// The state is not that of the class.
     Malformed,
 }
 
 /// `Metadata`.
 #[derive(Debug)]
-pub(super) struct Top {
+pub(super) struct MetadataRecord {
     /// `state_dict_metadata`: tensors, and [`None`] for a bytes object.
     pub(super) described: Vec<(Arc<str>, Described)>,
     /// `storage_data`.
@@ -74,7 +74,7 @@ pub(super) struct Top {
 
 #[derive(Debug)]
 pub(super) enum Described {
-    Tensor(Arc<Tensor>),
+    Tensor(Arc<TensorStorageMetadata>),
     Bytes,
     /// By name only.
     Malformed,
@@ -82,23 +82,23 @@ pub(super) enum Described {
 
 /// `TensorStorageMetadata`.
 #[derive(Debug)]
-pub(super) struct Tensor {
+pub(super) struct TensorStorageMetadata {
     pub(super) dtype: Arc<str>,
     pub(super) shape: Arc<[u64]>,
-    pub(super) chunks: Vec<Chunk>,
+    pub(super) chunks: Vec<ChunkStorageMetadata>,
     pub(super) malformed_chunks: usize,
 }
 
 /// `ChunkStorageMetadata`.
 #[derive(Debug, Clone)]
-pub(super) struct Chunk {
+pub(super) struct ChunkStorageMetadata {
     pub(super) offsets: Arc<[u64]>,
     pub(super) sizes: Arc<[u64]>,
 }
 
 /// `_StorageInfo`.
 #[derive(Debug, Clone)]
-pub(super) struct Stored {
+pub(super) struct StorageInfo {
     /// Relative to the folder.
     pub(super) path: Arc<str>,
     pub(super) offset: u64,
@@ -108,11 +108,11 @@ pub(super) struct Stored {
 }
 
 /// An entry of `storage_data`: name, offsets of the chunk, place.
-pub(super) type StoredAt = (Arc<str>, Option<Arc<[u64]>>, Stored);
+pub(super) type StoredAt = (Arc<str>, Option<Arc<[u64]>>, StorageInfo);
 
 impl Record {
     /// Reads the state that BUILD gives an object.
-    pub(super) fn of(class: Class, machine: &mut Machine, state: Value) -> Self {
+    pub(super) fn of(class: Class, machine: &mut MetadataMachine, state: MetadataValue) -> Self {
         let record = match class {
             Class::TensorProperties => properties(&state),
             Class::Metadata => top(machine, state),
@@ -130,8 +130,12 @@ impl Record {
 }
 
 /// The values of these fields of a state; what else is in it is given back.
-fn fields<const N: usize>(machine: &mut Machine, state: Value, names: [&str; N]) -> [Value; N] {
-    let mut found = [const { Value::None }; N];
+fn fields<const N: usize>(
+    machine: &mut MetadataMachine,
+    state: MetadataValue,
+    names: [&str; N],
+) -> [MetadataValue; N] {
+    let mut found = [const { MetadataValue::None }; N];
     for (key, value) in machine.take_items(state) {
         let at = key.text().and_then(|key| names.iter().position(|name| *name == &**key));
         let unused = match at {
@@ -144,17 +148,17 @@ fn fields<const N: usize>(machine: &mut Machine, state: Value, names: [&str; N])
 }
 
 /// A tuple: `(dtype, layout, requires_grad, memory_format, pin_memory)`, since 2.15 also `strides`.
-fn properties(state: &Value) -> Option<Record> {
-    let Value::Tuple(state) = state else { return None };
+fn properties(state: &MetadataValue) -> Option<Record> {
+    let MetadataValue::Tuple(state) = state else { return None };
     match &**state {
-        [Value::Torch(dtype), _, _, _, _, ..] => {
+        [MetadataValue::Torch(dtype), _, _, _, _, ..] => {
             Some(Record::Properties { dtype: Arc::clone(dtype) })
         }
         _ => None,
     }
 }
 
-fn tensor(machine: &mut Machine, state: Value) -> Option<Record> {
+fn tensor(machine: &mut MetadataMachine, state: MetadataValue) -> Option<Record> {
     let [properties, size, chunks] = fields(machine, state, ["properties", "size", "chunks"]);
     let mut listed = Vec::new();
     let mut malformed_chunks = 0;
@@ -168,31 +172,39 @@ fn tensor(machine: &mut Machine, state: Value) -> Option<Record> {
     let Some(Record::Properties { dtype }) = properties.record() else { return None };
     let (dtype, shape) = (Arc::clone(dtype), Arc::clone(size.numbers()?));
     listed.shrink_to_fit();
-    Some(Record::Tensor(Arc::new(Tensor { dtype, shape, chunks: listed, malformed_chunks })))
+    Some(Record::Tensor(Arc::new(TensorStorageMetadata {
+        dtype,
+        shape,
+        chunks: listed,
+        malformed_chunks,
+    })))
 }
 
-fn chunk(machine: &mut Machine, state: Value) -> Option<Record> {
+fn chunk(machine: &mut MetadataMachine, state: MetadataValue) -> Option<Record> {
     let [offsets, sizes] = fields(machine, state, ["offsets", "sizes"]);
     let (offsets, sizes) = (offsets.numbers()?, sizes.numbers()?);
-    Some(Record::Chunk(Chunk { offsets: Arc::clone(offsets), sizes: Arc::clone(sizes) }))
+    Some(Record::Chunk(ChunkStorageMetadata {
+        offsets: Arc::clone(offsets),
+        sizes: Arc::clone(sizes),
+    }))
 }
 
 /// Two of them are equal where name and offset are; `index` is a hint. Bytes objects have no offset.
-fn index(machine: &mut Machine, state: Value) -> Option<Record> {
+fn index(machine: &mut MetadataMachine, state: MetadataValue) -> Option<Record> {
     let [name, offset] = fields(machine, state, ["fqn", "offset"]);
     let offsets = match offset {
-        Value::None => None,
+        MetadataValue::None => None,
         other => Some(Arc::clone(other.numbers()?)),
     };
     Some(Record::Index { name: Arc::clone(name.text()?), offsets })
 }
 
-fn stored(machine: &mut Machine, state: Value) -> Option<Record> {
+fn stored(machine: &mut MetadataMachine, state: MetadataValue) -> Option<Record> {
     let names = ["relative_path", "offset", "length", "transform_descriptors"];
     let [path, offset, len, transforms] = fields(machine, state, names);
     let transforms = match transforms {
-        Value::None => None,
-        Value::List(_) => {
+        MetadataValue::None => None,
+        MetadataValue::List(_) => {
             let members = machine.take_members(transforms);
             let names = members.iter().map(|name| name.text().cloned());
             let names: Arc<[Arc<str>]> = names.collect::<Option<_>>()?;
@@ -200,7 +212,7 @@ fn stored(machine: &mut Machine, state: Value) -> Option<Record> {
         }
         _ => return None,
     };
-    Some(Record::Stored(Stored {
+    Some(Record::Stored(StorageInfo {
         path: Arc::clone(path.text()?),
         offset: offset.count()?,
         len: len.count()?,
@@ -208,14 +220,17 @@ fn stored(machine: &mut Machine, state: Value) -> Option<Record> {
     }))
 }
 
-fn top(machine: &mut Machine, state: Value) -> Option<Record> {
+fn top(machine: &mut MetadataMachine, state: MetadataValue) -> Option<Record> {
     let names = ["state_dict_metadata", "storage_data", "mcore_data", "version"];
     let [described, stored, mcore, version] = fields(machine, state, names);
-    if !matches!((&described, &stored), (Value::Dict(_), Value::Dict(_) | Value::None)) {
+    if !matches!(
+        (&described, &stored),
+        (MetadataValue::Dict(_), MetadataValue::Dict(_) | MetadataValue::None)
+    ) {
         return None;
     }
     let mut malformed = 0;
-    let mut top = Top {
+    let mut top = MetadataRecord {
         described: Vec::new(),
         stored: Vec::new(),
         original_shapes: Vec::new(),

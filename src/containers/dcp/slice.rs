@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use thiserror::Error;
 
-use super::metadata::{Chunk, Place};
+use super::metadata::{ChunkMeta, FileSlice};
 use super::shard_file::ShardFile;
 use crate::base::dtype::Dtype;
 use crate::containers::safetensors::{Safetensors, SafetensorsError};
@@ -106,7 +106,7 @@ fn with_causes(error: &(dyn Error + 'static)) -> String {
 }
 
 impl SliceError {
-    pub(super) fn in_file(self, place: &Place) -> Self {
+    pub(super) fn in_file(self, place: &FileSlice) -> Self {
         let source = Box::new(self);
         Self::InFile { path: Arc::clone(&place.path), offset: place.offset, source }
     }
@@ -117,10 +117,10 @@ impl SliceError {
 pub(super) struct DataFile {
     file: Result<FileId, SliceError>,
     /// Safetensors headers in it, by where they start.
-    headers: Mutex<HashMap<u64, Header>>,
+    headers: Mutex<HashMap<u64, SharedShardFile>>,
 }
 
-type Header = Result<Arc<ShardFile>, SliceError>;
+type SharedShardFile = Result<Arc<ShardFile>, SliceError>;
 
 impl DataFile {
     /// The file of this relative path. Nothing outside of the folder is opened.
@@ -137,14 +137,14 @@ impl DataFile {
     }
 
     /// The bytes of a slice.
-    pub(super) fn region(&self, place: &Place, files: &FileSet) -> Result<Region, SliceError> {
+    pub(super) fn region(&self, place: &FileSlice, files: &FileSet) -> Result<Region, SliceError> {
         let whole = files.whole(self.file.clone()?);
         let range = SliceError::Range { len: place.len, file: whole.len };
         whole.part(place.offset, place.len).ok_or(range)
     }
 
     /// The header of the safetensors file that starts where a slice should be, read once.
-    fn header(&self, start: u64, files: &FileSet) -> Header {
+    fn header(&self, start: u64, files: &FileSet) -> SharedShardFile {
         let whole = files.whole(self.file.clone()?);
         let mut headers = self.headers.lock().unwrap_or_else(PoisonError::into_inner);
         let header = headers.entry(start).or_insert_with(|| {
@@ -159,26 +159,24 @@ impl DataFile {
     /// The tensor of a slice that nothing was done to.
     pub(super) fn tensor(
         &self,
-        name: &str,
-        chunk: &Chunk,
-        place: &Place,
-        dtype: Dtype,
+        expected: &ExpectedChunk<'_>,
+        place: &FileSlice,
         files: &FileSet,
     ) -> Result<StoredTensor, SliceError> {
         let region = self.region(place, files)?;
-        let found = in_archive(files, region, chunk, dtype);
+        let found = in_archive(files, region, expected);
         if !matches!(found, Err(SliceError::Torch(_))) || !is_safetensors(files, region) {
             return found;
         }
         // The offset and length of the metadata are not those of the tensor, which is known by its name alone.
         let file = self.header(place.offset, files)?;
         let (offsets, stored) =
-            file.chunk(name).map_err(|what| SliceError::NotInSafetensors { what })?;
-        if *offsets != *chunk.offsets {
+            file.chunk(expected.name).map_err(|what| SliceError::NotInSafetensors { what })?;
+        if *offsets != *expected.chunk.offsets {
             let what = format!("holds the chunk at {offsets:?} instead");
             return Err(SliceError::NotInSafetensors { what });
         }
-        checked(stored.clone(), chunk, dtype)
+        expected.checked(stored.clone())
     }
 }
 
@@ -195,28 +193,33 @@ fn is_safetensors(files: &FileSet, region: Region) -> bool {
 pub(super) fn in_archive(
     files: &FileSet,
     region: Region,
-    chunk: &Chunk,
-    dtype: Dtype,
+    expected: &ExpectedChunk<'_>,
 ) -> Result<StoredTensor, SliceError> {
     let torch = TorchFile::open(files, region).map_err(|error| SliceError::Torch(error.into()))?;
     let tensor = torch.tensor(torch.root());
     let tensor = tensor.map_err(|error| SliceError::Tensor { what: with_causes(&error) })?;
     let no_tensor = || SliceError::Tensor { what: "holds no tensor".to_owned() };
-    checked(tensor.ok_or_else(no_tensor)?, chunk, dtype)
+    expected.checked(tensor.ok_or_else(no_tensor)?)
 }
 
-/// The tensor, if it is what the metadata says.
-fn checked(
-    stored: StoredTensor,
-    chunk: &Chunk,
-    expected: Dtype,
-) -> Result<StoredTensor, SliceError> {
-    if stored.dtype() != expected {
-        return Err(SliceError::Dtype { expected, found: stored.dtype() });
+/// A chunk as the metadata describes it.
+pub(super) struct ExpectedChunk<'a> {
+    /// The tensor that it is a chunk of.
+    pub(super) name: &'a str,
+    pub(super) chunk: &'a ChunkMeta,
+    pub(super) dtype: Dtype,
+}
+
+impl ExpectedChunk<'_> {
+    /// The tensor, if it is what the metadata says.
+    fn checked(&self, stored: StoredTensor) -> Result<StoredTensor, SliceError> {
+        if stored.dtype() != self.dtype {
+            return Err(SliceError::Dtype { expected: self.dtype, found: stored.dtype() });
+        }
+        if stored.shape() != &*self.chunk.sizes {
+            let (expected, found) = (self.chunk.sizes.to_vec(), stored.shape().to_vec());
+            return Err(SliceError::Shape { expected, found });
+        }
+        Ok(stored)
     }
-    if stored.shape() != &*chunk.sizes {
-        let (expected, found) = (chunk.sizes.to_vec(), stored.shape().to_vec());
-        return Err(SliceError::Shape { expected, found });
-    }
-    Ok(stored)
 }

@@ -5,7 +5,7 @@
 //! when the process ends, whatever ends it.
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ruzstd::decoding::StreamingDecoder;
@@ -17,18 +17,24 @@ use crate::storage::{FileId, FileSet, Region};
 const BUFFER: usize = 256 << 10;
 
 /// The unnamed file, made when it is first needed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Spool {
+    /// The name that messages have for it.
+    name: PathBuf,
     file: Option<(std::fs::File, FileId)>,
     len: u64,
 }
 
 impl Spool {
+    /// None yet; `folder` is that of the checkpoint.
+    pub(super) fn of(folder: &Path) -> Self {
+        Self { name: folder.join("(decompressed)"), file: None, len: 0 }
+    }
+
     /// The bytes of a slice with its transforms undone, at most `limit` of them.
     pub(super) fn unpack(
         &mut self,
         files: &mut FileSet,
-        folder: &Path,
         packed: Region,
         transforms: &[Arc<str>],
         limit: u64,
@@ -39,7 +45,7 @@ impl Spool {
         }
         let mut region = packed;
         for _ in transforms {
-            let unpacked = self.decompress(files, folder, region, limit);
+            let unpacked = self.decompress(files, region, limit);
             region = unpacked.map_err(|error| SliceError::Unpack { what: error.to_string() })?;
         }
         Ok(region)
@@ -48,20 +54,19 @@ impl Spool {
     fn decompress(
         &mut self,
         files: &mut FileSet,
-        folder: &Path,
         packed: Region,
         limit: u64,
     ) -> io::Result<Region> {
         if self.file.is_none() {
             let file = tempfile::tempfile()?;
-            let id = files.hold(file.try_clone()?, &folder.join("(decompressed)"))?;
+            let id = files.hold(file.try_clone()?, &self.name)?;
             self.file = Some((file, id));
         }
         let Some((file, id)) = &mut self.file else { return Err(io::ErrorKind::NotFound.into()) };
         file.seek(SeekFrom::Start(self.len))?;
         let mut out = BufWriter::with_capacity(BUFFER, file);
         let mut left = limit;
-        let mut source = BufReader::with_capacity(BUFFER, Source { files, rest: packed });
+        let mut source = BufReader::with_capacity(BUFFER, RegionReader { files, rest: packed });
         while !source.fill_buf()?.is_empty() {
             let mut frame = StreamingDecoder::new(&mut source).map_err(io::Error::other)?;
             let written = io::copy(&mut frame.by_ref().take(left.saturating_add(1)), &mut out)?;
@@ -81,12 +86,12 @@ impl Spool {
 }
 
 /// The bytes of a region, one after another.
-struct Source<'a> {
+struct RegionReader<'a> {
     files: &'a FileSet,
     rest: Region,
 }
 
-impl Read for Source<'_> {
+impl Read for RegionReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let len = usize::try_from(self.rest.len).unwrap_or(usize::MAX).min(buffer.len());
         self.files.read_exact_at(self.rest.file, &mut buffer[..len], self.rest.offset)?;

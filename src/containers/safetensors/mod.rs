@@ -167,7 +167,7 @@ impl Safetensors {
         let header = read_header(files, region)?;
         let data_start = PREFIX + header.len() as u64;
         let data_len = region.len - data_start;
-        let Header { entries, metadata, repeated } = serde_json::from_slice(&header)
+        let SafetensorsHeader { entries, metadata, repeated } = serde_json::from_slice(&header)
             .map_err(|error| SafetensorsError::Header { what: error.to_string() })?;
         check_tiling(&entries, data_len)?;
         let mut tensors = BTreeMap::new();
@@ -204,7 +204,10 @@ fn read_header(files: &FileSet, region: Region) -> Result<Vec<u8>, SafetensorsEr
 }
 
 /// Proves that the tensors, in the order of their offsets, fill the data from its first byte to its last.
-fn check_tiling(entries: &BTreeMap<String, Info>, data_len: u64) -> Result<(), SafetensorsError> {
+fn check_tiling(
+    entries: &BTreeMap<String, TensorInfo>,
+    data_len: u64,
+) -> Result<(), SafetensorsError> {
     let mut order: Vec<_> = entries.iter().collect();
     order.sort_by_key(|(_, info)| info.data_offsets);
     let mut expected = 0;
@@ -224,13 +227,13 @@ fn check_tiling(entries: &BTreeMap<String, Info>, data_len: u64) -> Result<(), S
 
 /// One tensor as the header describes it.
 #[derive(Debug, Deserialize)]
-struct Info {
+struct TensorInfo {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
-impl Info {
+impl TensorInfo {
     /// Proves that the byte range is as long as shape and dtype say; of a dtype that is not known, that it is a range.
     fn check_size(&self, name: &str) -> Result<(), SafetensorsError> {
         let wrong = |what: String| SafetensorsError::Range { name: name.to_owned(), what };
@@ -258,13 +261,13 @@ impl Info {
 }
 
 /// The header as JSON, read without building a tree of it.
-struct Header {
-    entries: BTreeMap<String, Info>,
+struct SafetensorsHeader {
+    entries: BTreeMap<String, TensorInfo>,
     metadata: BTreeMap<String, String>,
     repeated: Vec<String>,
 }
 
-impl<'de> Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for SafetensorsHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(HeaderVisitor)
     }
@@ -273,15 +276,18 @@ impl<'de> Deserialize<'de> for Header {
 struct HeaderVisitor;
 
 impl<'de> Visitor<'de> for HeaderVisitor {
-    type Value = Header;
+    type Value = SafetensorsHeader;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object that describes tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-        let mut header =
-            Header { entries: BTreeMap::new(), metadata: BTreeMap::new(), repeated: Vec::new() };
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SafetensorsHeader, A::Error> {
+        let mut header = SafetensorsHeader {
+            entries: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            repeated: Vec::new(),
+        };
         let mut left = LIMITS.metadata;
         while let Some(name) = map.next_key::<String>()? {
             if name == "__metadata__" {

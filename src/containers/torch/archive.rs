@@ -16,7 +16,7 @@ use crate::storage::{FileSet, Region};
 
 /// One record of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ZipEntry {
     /// Path inside the archive.
     pub name: String,
     /// Its bytes.
@@ -26,7 +26,7 @@ pub struct Entry {
 /// The records of an archive, in the order of its directory.
 #[derive(Debug)]
 pub struct Archive {
-    entries: Vec<Entry>,
+    entries: Vec<ZipEntry>,
     by_name: HashMap<String, usize>,
 }
 
@@ -157,13 +157,13 @@ impl Archive {
 
     /// All records.
     #[must_use]
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[ZipEntry] {
         &self.entries
     }
 
     /// The record of this name.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&Entry> {
+    pub fn get(&self, name: &str) -> Option<&ZipEntry> {
         self.by_name.get(name).and_then(|&index| self.entries.get(index))
     }
 }
@@ -173,7 +173,7 @@ pub(super) fn end(files: &FileSet, region: Region) -> Option<u64> {
     let peek = Peek::new(files, region).ok()?;
     let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
     let locator = rawzip::ZipLocator::new();
-    let zip = locator.locate_in_reader(Part(&peek), &mut buffer, region.len).ok()?;
+    let zip = locator.locate_in_reader(PeekReader(&peek), &mut buffer, region.len).ok()?;
     Some(zip.end_offset())
 }
 
@@ -182,7 +182,7 @@ fn list(peek: &Peek<'_>) -> Result<(Vec<Listed>, u64), ArchiveError> {
     let len = peek.region.len;
     let mut buffer = vec![0; EDGE];
     let zip = rawzip::ZipLocator::new()
-        .locate_in_reader(Part(peek), &mut buffer, len)
+        .locate_in_reader(PeekReader(peek), &mut buffer, len)
         .map_err(|(_, error)| damaged(error, len))?;
     let announced = zip.entries_hint();
     if usize::try_from(announced).map_or(true, |count| count > LIMITS.archive_entries) {
@@ -200,7 +200,7 @@ fn list(peek: &Peek<'_>) -> Result<(Vec<Listed>, u64), ArchiveError> {
 }
 
 fn list_entries(
-    zip: &ZipArchive<Part<'_>>,
+    zip: &ZipArchive<PeekReader<'_>>,
     buffer: &mut [u8],
     len: u64,
 ) -> Result<Vec<Listed>, ArchiveError> {
@@ -245,7 +245,7 @@ fn locate(
     peek: &Peek<'_>,
     listed: Vec<Listed>,
     directory: u64,
-) -> Result<Vec<Entry>, ArchiveError> {
+) -> Result<Vec<ZipEntry>, ArchiveError> {
     let mut order: Vec<usize> = (0..listed.len()).collect();
     order.sort_by_key(|&index| listed[index].header);
     if let Some(&first) = order.first()
@@ -253,7 +253,7 @@ fn locate(
     {
         return Err(ArchiveError::Prefix { start: listed[first].header });
     }
-    let mut window = Window { peek, start: 0, bytes: Vec::new() };
+    let mut window = ReadAhead { peek, start: 0, bytes: Vec::new() };
     let mut regions = vec![peek.region; listed.len()];
     for (position, &index) in order.iter().enumerate() {
         let entry = &listed[index];
@@ -271,12 +271,12 @@ fn locate(
     Ok(listed
         .into_iter()
         .zip(regions)
-        .map(|(entry, region)| Entry { name: entry.name, region })
+        .map(|(entry, region)| ZipEntry { name: entry.name, region })
         .collect())
 }
 
 /// Where the data of an entry begins, if its local header is that entry's.
-fn data_start(window: &mut Window<'_>, entry: &Listed) -> Result<Option<u64>, io::Error> {
+fn data_start(window: &mut ReadAhead<'_>, entry: &Listed) -> Result<Option<u64>, io::Error> {
     let Some(header) = window.get(entry.header, LOCAL_HEADER + entry.raw_name.len())? else {
         return Ok(None);
     };
@@ -290,7 +290,7 @@ fn data_start(window: &mut Window<'_>, entry: &Listed) -> Result<Option<u64>, io
 }
 
 /// A read-ahead of one page, so that runs of small records cost one read and large ones little more than their header.
-struct Window<'a> {
+struct ReadAhead<'a> {
     peek: &'a Peek<'a>,
     start: u64,
     bytes: Vec<u8>,
@@ -298,7 +298,7 @@ struct Window<'a> {
 
 const PAGE: usize = 4096;
 
-impl Window<'_> {
+impl ReadAhead<'_> {
     /// `len` bytes from `offset` of the region, if they are inside.
     fn get(&mut self, offset: u64, len: usize) -> io::Result<Option<&[u8]>> {
         let Some(rest) = self.peek.region.len.checked_sub(offset) else { return Ok(None) };
@@ -320,9 +320,9 @@ impl Window<'_> {
 }
 
 /// The region as the zip reader wants it: reads that end where the region ends.
-struct Part<'a>(&'a Peek<'a>);
+struct PeekReader<'a>(&'a Peek<'a>);
 
-impl ReaderAt for Part<'_> {
+impl ReaderAt for PeekReader<'_> {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let rest = self.0.region.len.saturating_sub(offset);
         let len = usize::try_from(rest).unwrap_or(usize::MAX).min(buffer.len());

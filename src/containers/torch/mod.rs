@@ -23,7 +23,7 @@ use std::io;
 
 use thiserror::Error;
 
-pub use archive::{Archive, ArchiveError, Entry};
+pub use archive::{Archive, ArchiveError, ZipEntry};
 pub use legacy::LegacyError;
 pub use rebuild::RebuildError;
 pub use value::{Call, TooMany, Value, ValueId, Values};
@@ -243,8 +243,8 @@ fn recognise(head: &[u8]) -> Result<Container, TorchError> {
 const DATA_PKL: &str = "data.pkl";
 
 /// The entry named `data.pkl`, in whatever folder: torch names that after the file, others leave it out.
-fn find_pickle(archive: &Archive) -> Result<&Entry, TorchError> {
-    let is_pickle = |entry: &&Entry| entry.name.rsplit('/').next() == Some(DATA_PKL);
+fn find_pickle(archive: &Archive) -> Result<&ZipEntry, TorchError> {
+    let is_pickle = |entry: &&ZipEntry| entry.name.rsplit('/').next() == Some(DATA_PKL);
     let mut found = archive.entries().iter().filter(is_pickle);
     let first = found.next().ok_or(TorchError::NoPickle)?;
     match found.next() {
@@ -255,7 +255,7 @@ fn find_pickle(archive: &Archive) -> Result<&Entry, TorchError> {
     }
 }
 
-fn read_pickle(peek: &Peek<'_>, entry: &Entry) -> Result<pickle::Pickle, TorchError> {
+fn read_pickle(peek: &Peek<'_>, entry: &ZipEntry) -> Result<pickle::Pickle, TorchError> {
     let len = entry.region.len;
     let fitting = usize::try_from(len).ok().filter(|_| len <= LIMITS.pickle_bytes);
     let Some(fitting) = fitting else {

@@ -16,7 +16,7 @@ use thiserror::Error;
 
 pub use self::op::{NoOp, Op, decode};
 
-use self::machine::Machine;
+use self::machine::PickleMachine;
 use super::value::{TooMany, ValueId, Values};
 use crate::base::limits::{LIMITS, Limits};
 
@@ -107,7 +107,7 @@ pub fn read(input: &[u8]) -> Result<Pickle, PickleError> {
 }
 
 fn read_within(input: &[u8], limits: &Limits) -> Result<Pickle, PickleError> {
-    let mut machine = Machine::new(input, limits);
+    let mut machine = PickleMachine::new(input, limits);
     loop {
         let at = machine.at;
         match machine.step() {
@@ -120,11 +120,12 @@ fn read_within(input: &[u8], limits: &Limits) -> Result<Pickle, PickleError> {
     }
 }
 
-type Step<T = ()> = Result<T, PickleErrorKind>;
+/// The result of one step of a machine that runs opcodes.
+pub type PickleResult<T = ()> = Result<T, PickleErrorKind>;
 
-impl Machine<'_> {
+impl PickleMachine<'_> {
     /// Runs one opcode; the value is there when it was STOP.
-    fn step(&mut self) -> Step<Option<ValueId>> {
+    fn step(&mut self) -> PickleResult<Option<ValueId>> {
         match self.op()? {
             Op::Stop => return self.pop().map(Some),
             Op::Protocol(_) => {}

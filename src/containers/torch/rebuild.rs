@@ -16,7 +16,7 @@ use crate::base::dtype::Dtype;
 use crate::base::extent;
 use crate::base::limits::LIMITS;
 use crate::storage::Region;
-use crate::tensor::{ByteOrder, StoredError, StoredTensor};
+use crate::tensor::{ByteOrder, StorageView, StoredError, StoredTensor};
 
 /// Why a value that stands for a tensor cannot be read as one.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -359,8 +359,8 @@ fn strided(
         // msadapter leaves them out where the tensor is row-major.
         strides = extent::row_major(&shape).ok_or(malformed("its size is too large"))?;
     }
-    let region = storage.region(storages)?;
-    StoredTensor::new(dtype, shape, strides, region, offset, storages.byte_order)
+    let view = StorageView { storage: storage.region(storages)?, storage_offset: offset, strides };
+    StoredTensor::new(dtype, shape, view, storages.byte_order)
         .map_err(|source| RebuildError::Stored { key: storage.key, source })
 }
 

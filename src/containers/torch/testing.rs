@@ -85,10 +85,10 @@ pub(super) fn torch_file(pickle: &[u8], storages: &[(&str, &[u8])]) -> TestFile 
 }
 
 /// A tensor by its path, or why it is none.
-pub(super) type Found = (String, Result<StoredTensor, RebuildError>);
+pub(super) type TensorAtPath = (String, Result<StoredTensor, RebuildError>);
 
 /// All tensors in mappings, sequences and attributes, each container visited once.
-pub(super) fn tensors(file: &TorchFile) -> Vec<Found> {
+pub(super) fn tensors(file: &TorchFile) -> Vec<TensorAtPath> {
     let values = file.values();
     let (mut found, mut seen) = (Vec::new(), HashSet::new());
     let mut todo = vec![(String::new(), file.root())];

@@ -116,7 +116,7 @@ struct Span {
 
 /// 16 bytes, since pickles of large runs hold tens of millions.
 #[derive(Debug, Clone, Copy)]
-enum Slot {
+enum ValueSlot {
     None,
     Bool(bool),
     Int(i64),
@@ -153,7 +153,7 @@ struct Contents {
 /// The values of one pickle.
 #[derive(Debug)]
 pub struct Values {
-    slots: Vec<Slot>,
+    slots: Vec<ValueSlot>,
     /// All text, then all bytes, then the members of all immutable containers, one behind another.
     text: String,
     raw: Vec<u8>,
@@ -172,9 +172,9 @@ impl Values {
     /// An arena for at most `limit` values.
     pub(super) fn with_limit(limit: usize) -> Self {
         let mut slots = Vec::with_capacity(SHARED);
-        slots.extend([Slot::None, Slot::Bool(false), Slot::Bool(true)]);
-        slots.push(Slot::Tuple(Span { start: 0, len: 0 }));
-        slots.extend((0..256).map(Slot::Int));
+        slots.extend([ValueSlot::None, ValueSlot::Bool(false), ValueSlot::Bool(true)]);
+        slots.push(ValueSlot::Tuple(Span { start: 0, len: 0 }));
+        slots.extend((0..256).map(ValueSlot::Int));
         Self {
             slots,
             text: String::new(),
@@ -191,23 +191,23 @@ impl Values {
     #[must_use]
     pub fn get(&self, id: ValueId) -> Value<'_> {
         match self.slots[id.index()] {
-            Slot::None => Value::None,
-            Slot::Bool(value) => Value::Bool(value),
-            Slot::Int(value) => Value::Int(value),
-            Slot::BigInt(span) => Value::BigInt(slice(&self.raw, span)),
-            Slot::Float(value) => Value::Float(value),
-            Slot::Str(span) => Value::Str(self.text(span)),
-            Slot::Bytes(span) => Value::Bytes(slice(&self.raw, span)),
-            Slot::Tuple(span) => Value::Tuple(slice(&self.members, span)),
-            Slot::FrozenSet(span) => Value::FrozenSet(slice(&self.members, span)),
-            Slot::List(index) => Value::List(&self.lists[index as usize]),
-            Slot::Set(index) => Value::Set(&self.lists[index as usize]),
-            Slot::Dict(index) => Value::Dict(&self.dicts[index as usize]),
-            Slot::Global { module, name } => {
+            ValueSlot::None => Value::None,
+            ValueSlot::Bool(value) => Value::Bool(value),
+            ValueSlot::Int(value) => Value::Int(value),
+            ValueSlot::BigInt(span) => Value::BigInt(slice(&self.raw, span)),
+            ValueSlot::Float(value) => Value::Float(value),
+            ValueSlot::Str(span) => Value::Str(self.text(span)),
+            ValueSlot::Bytes(span) => Value::Bytes(slice(&self.raw, span)),
+            ValueSlot::Tuple(span) => Value::Tuple(slice(&self.members, span)),
+            ValueSlot::FrozenSet(span) => Value::FrozenSet(slice(&self.members, span)),
+            ValueSlot::List(index) => Value::List(&self.lists[index as usize]),
+            ValueSlot::Set(index) => Value::Set(&self.lists[index as usize]),
+            ValueSlot::Dict(index) => Value::Dict(&self.dicts[index as usize]),
+            ValueSlot::Global { module, name } => {
                 Value::Global { module: self.str(module), name: self.str(name) }
             }
-            Slot::Call(index) => Value::Call(self.call(&self.calls[index as usize])),
-            Slot::Persistent(id) => Value::Persistent(id),
+            ValueSlot::Call(index) => Value::Call(self.call(&self.calls[index as usize])),
+            ValueSlot::Persistent(id) => Value::Persistent(id),
         }
     }
 
@@ -223,7 +223,7 @@ impl Values {
     /// The text of a value that was checked to be text when it was stored.
     fn str(&self, id: ValueId) -> &str {
         match self.slots[id.index()] {
-            Slot::Str(span) => self.text(span),
+            ValueSlot::Str(span) => self.text(span),
             _ => "",
         }
     }
@@ -237,7 +237,7 @@ impl Values {
         Call { callable, args, kwargs, state, items, appends }
     }
 
-    fn add(&mut self, slot: Slot) -> Result<ValueId, TooMany> {
+    fn add(&mut self, slot: ValueSlot) -> Result<ValueId, TooMany> {
         let used = self.slots.len();
         let full = TooMany { what: "values", limit: self.limit };
         if used - SHARED >= self.limit {
@@ -266,7 +266,7 @@ impl Values {
     pub(super) fn new_int(&mut self, value: i64) -> Result<ValueId, TooMany> {
         match u8::try_from(value) {
             Ok(small) => Ok(shared(4 + u32::from(small))),
-            Err(_) => self.add(Slot::Int(value)),
+            Err(_) => self.add(ValueSlot::Int(value)),
         }
     }
 
@@ -280,11 +280,11 @@ impl Values {
             return self.new_int(i64::from_le_bytes(word));
         }
         let span = self.raw_span(bytes)?;
-        self.add(Slot::BigInt(span))
+        self.add(ValueSlot::BigInt(span))
     }
 
     pub(super) fn new_float(&mut self, value: f64) -> Result<ValueId, TooMany> {
-        self.add(Slot::Float(value))
+        self.add(ValueSlot::Float(value))
     }
 
     /// Text where the bytes are UTF-8, bytes otherwise.
@@ -292,12 +292,12 @@ impl Values {
         let Ok(text) = str::from_utf8(bytes) else { return self.new_bytes(bytes) };
         let span = span_at(self.text.len(), text.len(), "bytes of text")?;
         self.text.push_str(text);
-        self.add(Slot::Str(span))
+        self.add(ValueSlot::Str(span))
     }
 
     pub(super) fn new_bytes(&mut self, bytes: &[u8]) -> Result<ValueId, TooMany> {
         let span = self.raw_span(bytes)?;
-        self.add(Slot::Bytes(span))
+        self.add(ValueSlot::Bytes(span))
     }
 
     fn raw_span(&mut self, bytes: &[u8]) -> Result<Span, TooMany> {
@@ -311,12 +311,12 @@ impl Values {
             return Ok(self.new_empty_tuple());
         }
         let span = self.member_span(members)?;
-        self.add(Slot::Tuple(span))
+        self.add(ValueSlot::Tuple(span))
     }
 
     pub(super) fn new_frozen_set(&mut self, members: &[ValueId]) -> Result<ValueId, TooMany> {
         let span = self.member_span(members)?;
-        self.add(Slot::FrozenSet(span))
+        self.add(ValueSlot::FrozenSet(span))
     }
 
     fn member_span(&mut self, members: &[ValueId]) -> Result<Span, TooMany> {
@@ -328,19 +328,19 @@ impl Values {
     pub(super) fn new_list(&mut self, members: &[ValueId]) -> Result<ValueId, TooMany> {
         let index = index_of(&self.lists)?;
         self.lists.push(members.to_vec());
-        self.add(Slot::List(index))
+        self.add(ValueSlot::List(index))
     }
 
     pub(super) fn new_set(&mut self) -> Result<ValueId, TooMany> {
         let index = index_of(&self.lists)?;
         self.lists.push(Vec::new());
-        self.add(Slot::Set(index))
+        self.add(ValueSlot::Set(index))
     }
 
     pub(super) fn new_dict(&mut self) -> Result<ValueId, TooMany> {
         let index = index_of(&self.dicts)?;
         self.dicts.push(Vec::new());
-        self.add(Slot::Dict(index))
+        self.add(ValueSlot::Dict(index))
     }
 
     /// A name that is not imported; both parts must be text, or the answer is `None`.
@@ -349,11 +349,11 @@ impl Values {
         module: ValueId,
         name: ValueId,
     ) -> Result<Option<ValueId>, TooMany> {
-        let is_text = |id: ValueId| matches!(self.slots[id.index()], Slot::Str(_));
+        let is_text = |id: ValueId| matches!(self.slots[id.index()], ValueSlot::Str(_));
         if !is_text(module) || !is_text(name) {
             return Ok(None);
         }
-        self.add(Slot::Global { module, name }).map(Some)
+        self.add(ValueSlot::Global { module, name }).map(Some)
     }
 
     pub(super) fn new_call(
@@ -364,18 +364,18 @@ impl Values {
     ) -> Result<ValueId, TooMany> {
         let index = index_of(&self.calls)?;
         self.calls.push(CallSlot { callable, args, kwargs, state: None, contents: None });
-        self.add(Slot::Call(index))
+        self.add(ValueSlot::Call(index))
     }
 
     pub(super) fn new_persistent(&mut self, id: ValueId) -> Result<ValueId, TooMany> {
-        self.add(Slot::Persistent(id))
+        self.add(ValueSlot::Persistent(id))
     }
 
     /// Where appended members of a list or an object go.
     pub(super) fn appends_of(&mut self, id: ValueId) -> Option<&mut Vec<ValueId>> {
         match self.slots[id.index()] {
-            Slot::List(index) => Some(&mut self.lists[index as usize]),
-            Slot::Call(index) => Some(&mut self.contents_of(index).appends),
+            ValueSlot::List(index) => Some(&mut self.lists[index as usize]),
+            ValueSlot::Call(index) => Some(&mut self.contents_of(index).appends),
             _ => None,
         }
     }
@@ -383,8 +383,8 @@ impl Values {
     /// Where added members of a set or an object go.
     pub(super) fn additions_of(&mut self, id: ValueId) -> Option<&mut Vec<ValueId>> {
         match self.slots[id.index()] {
-            Slot::Set(index) => Some(&mut self.lists[index as usize]),
-            Slot::Call(index) => Some(&mut self.contents_of(index).appends),
+            ValueSlot::Set(index) => Some(&mut self.lists[index as usize]),
+            ValueSlot::Call(index) => Some(&mut self.contents_of(index).appends),
             _ => None,
         }
     }
@@ -392,8 +392,8 @@ impl Values {
     /// Where items of a dict or an object go.
     pub(super) fn items_of(&mut self, id: ValueId) -> Option<&mut Vec<(ValueId, ValueId)>> {
         match self.slots[id.index()] {
-            Slot::Dict(index) => Some(&mut self.dicts[index as usize]),
-            Slot::Call(index) => Some(&mut self.contents_of(index).items),
+            ValueSlot::Dict(index) => Some(&mut self.dicts[index as usize]),
+            ValueSlot::Call(index) => Some(&mut self.contents_of(index).items),
             _ => None,
         }
     }
@@ -401,7 +401,7 @@ impl Values {
     /// Where the state of an object goes.
     pub(super) fn state_of(&mut self, id: ValueId) -> Option<&mut Option<ValueId>> {
         match self.slots[id.index()] {
-            Slot::Call(index) => Some(&mut self.calls[index as usize].state),
+            ValueSlot::Call(index) => Some(&mut self.calls[index as usize].state),
             _ => None,
         }
     }

@@ -12,7 +12,7 @@ use crate::base::extent;
 use crate::containers::torch::{TorchFile, Value, ValueId};
 use crate::formats::walk::Bounds;
 use crate::layout::RunArgs;
-use crate::tensor::StoredTensor;
+use crate::tensor::{StorageView, StoredTensor};
 
 use super::buffer_plan::{Packing, Plan, Slot};
 use super::optimizer::{ChainedOptimizer, Kept, Param, States, state_name};
@@ -428,7 +428,8 @@ fn slice(flat: &StoredTensor, start: u64, param: &Param) -> Option<StoredTensor>
     let offset = flat.storage_offset().checked_add(start)?;
     let strides = extent::row_major(shape)?;
     let (storage, order) = (flat.storage(), flat.byte_order());
-    StoredTensor::new(flat.dtype(), shape.to_vec(), strides, storage, offset, order).ok()
+    let view = StorageView { storage, storage_offset: offset, strides };
+    StoredTensor::new(flat.dtype(), shape.to_vec(), view, order).ok()
 }
 
 fn least_common_multiple(a: u64, b: u64) -> u64 {
@@ -460,7 +461,8 @@ mod tests {
             let offset = offsets.map_or(0, |offsets| offsets[at]);
             let (shape, strides, order) = (vec![size], vec![1], ByteOrder::Little);
             let dtype = Dtype::BFloat16;
-            let weight = StoredTensor::new(dtype, shape, strides, storage, offset, order).unwrap();
+            let view = StorageView { storage, storage_offset: offset, strides };
+            let weight = StoredTensor::new(dtype, shape, view, order).unwrap();
             Param { chunk: 0, name: format!("layers.{at}.weight").into(), weight }
         };
         sizes.iter().enumerate().map(param).collect()

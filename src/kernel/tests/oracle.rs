@@ -1,7 +1,7 @@
 //! The statistics by exact arithmetic: fixed-point integers wide enough for any sum of products.
 
 use super::super::{Side, size};
-use crate::base::dtype::{Dtype, Kind};
+use crate::base::dtype::{Dtype, DtypeKind};
 
 /// `limbs * 2^(32 * index - offset)`; limbs are signed until [`Exact::normalised`].
 #[derive(Clone)]
@@ -256,7 +256,7 @@ impl Oracle {
 }
 
 fn element(dtype: Dtype, bytes: &[u8]) -> [Result<Number, f64>; 2] {
-    if dtype.kind() == Kind::Complex {
+    if dtype.kind() == DtypeKind::Complex {
         let (re, im) = bytes.split_at(bytes.len() / 2);
         [real(dtype, re), real(dtype, im)]
     } else {

@@ -11,7 +11,7 @@ pub use tables::FAMILIES;
 
 /// How the parts that a row names make the canonical tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Join {
+pub enum Conversion {
     /// It is the tensor.
     Same,
     /// It is the tensor with rows and columns exchanged: the `[in, out]` of GPT-2's `Conv1D`.
@@ -35,7 +35,7 @@ pub enum Join {
 pub enum Blocks {
     /// As rows.
     Rows,
-    /// As columns, see [`Join::Transposed`].
+    /// As columns, see [`Conversion::Transposed`].
     Columns,
     /// As rows, where a rotation turns neighbouring rows of a head; the canonical one turns its halves.
     Rotated,
@@ -58,7 +58,7 @@ pub enum Packed {
 
 /// End of a name in the dialect, the canonical one, and how the first makes the second. Groups in braces go together in
 /// order; what stands in square brackets are the parts of one tensor.
-type Row = (&'static str, &'static str, Join);
+type FamilyRow = (&'static str, &'static str, Conversion);
 
 /// Models whose names follow one table.
 #[derive(Debug)]
@@ -76,18 +76,18 @@ pub struct Family {
     /// What stands before the number of a layer.
     layers: &'static str,
     /// Rows for what is in no layer.
-    outside: &'static [&'static [Row]],
+    outside: &'static [&'static [FamilyRow]],
     /// Rows for what is in one; canonical names without `decoder.layers.N.`
-    inside: &'static [&'static [Row]],
+    inside: &'static [&'static [FamilyRow]],
 }
 
 /// What a name of a dialect is a part of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct CanonicalPart {
     /// The canonical name.
     pub canonical: String,
     /// How the parts make it.
-    pub join: Join,
+    pub conversion: Conversion,
     /// Which part this is.
     pub part: usize,
     /// The names of all parts, as they stand in the dialect.
@@ -96,7 +96,7 @@ pub struct Place {
 
 /// One family's names, ready to be read.
 #[derive(Debug)]
-pub struct Reader {
+pub struct FamilyReader {
     family: &'static Family,
     outside: SuffixTable<Target>,
     inside: SuffixTable<Target>,
@@ -107,7 +107,7 @@ pub struct Reader {
 #[derive(Debug, Clone)]
 struct Target {
     canonical: String,
-    join: Join,
+    conversion: Conversion,
     part: usize,
     /// Patterns of all parts.
     parts: Vec<String>,
@@ -115,12 +115,12 @@ struct Target {
 
 impl Family {
     /// A reader of the names of a model; all of them tell which layers predict further tokens.
-    pub fn reader<'n>(&'static self, names: impl Iterator<Item = &'n str>) -> Reader {
+    pub fn reader<'n>(&'static self, names: impl Iterator<Item = &'n str>) -> FamilyReader {
         let layers = names.filter_map(|name| {
             let (layer, rest) = self.layer_of(name)?;
             (rest == "eh_proj.weight").then_some(layer)
         });
-        Reader {
+        FamilyReader {
             first_prediction: layers.min(),
             family: self,
             outside: table(self.outside),
@@ -141,31 +141,31 @@ impl Family {
     }
 }
 
-fn table(rows: &[&[Row]]) -> SuffixTable<Target> {
+fn table(rows: &[&[FamilyRow]]) -> SuffixTable<Target> {
     let mut table = SuffixTable::new([]);
-    for (own, canonical, join) in rows.iter().copied().flatten() {
+    for (own, canonical, conversion) in rows.iter().copied().flatten() {
         for (own, canonical) in expand_braces(own).into_iter().zip(expand_braces(canonical)) {
             let parts = expand_braces(&own.replace('[', "{").replace(']', "}"));
             for (part, pattern) in parts.iter().enumerate() {
                 let (canonical, parts) = (canonical.clone(), parts.clone());
-                table.insert(pattern, Target { canonical, join: *join, part, parts });
+                table.insert(pattern, Target { canonical, conversion: *conversion, part, parts });
             }
         }
     }
     table
 }
 
-impl Reader {
+impl FamilyReader {
     /// What a name is a part of; `None` where no row knows it.
     #[must_use]
-    pub fn read(&self, name: &str) -> Option<Place> {
+    pub fn read(&self, name: &str) -> Option<CanonicalPart> {
         let in_layer = self.family.layer_of(name);
         let (rest, table) = match in_layer {
             Some((_, rest)) => (rest, &self.inside),
             None => (self.family.without_body(name), &self.outside),
         };
         let found = table.find(rest).filter(|found| found.prefix.is_empty())?;
-        let Target { canonical, join, part, parts } = found.value;
+        let Target { canonical, conversion, part, parts } = found.value;
         let filled = fill(canonical, &found.numbers);
         let before = &name[..name.len() - rest.len()];
         let own = parts.iter().map(|pattern| {
@@ -176,17 +176,17 @@ impl Reader {
             });
             format!("{before}{}", filled.collect::<String>())
         });
-        Some(Place {
-            canonical: self.in_layer(in_layer.map(|(layer, _)| layer), &filled, *join)?,
-            join: *join,
+        Some(CanonicalPart {
+            canonical: self.in_layer(in_layer.map(|(layer, _)| layer), &filled, *conversion)?,
+            conversion: *conversion,
             part: *part,
             parts: own.collect(),
         })
     }
 
     /// The whole canonical name of what is in a layer, or in none.
-    fn in_layer(&self, layer: Option<u64>, name: &str, join: Join) -> Option<String> {
-        let Some(layer) = layer.filter(|_| join != Join::Replica) else {
+    fn in_layer(&self, layer: Option<u64>, name: &str, conversion: Conversion) -> Option<String> {
+        let Some(layer) = layer.filter(|_| conversion != Conversion::Replica) else {
             return Some(name.to_owned());
         };
         match self.first_prediction.and_then(|first| layer.checked_sub(first)) {
@@ -203,19 +203,23 @@ impl Reader {
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
-    use Join::{HeadBlocks, Heads, Rows, Same, UpAndGate};
+    use Conversion::{HeadBlocks, Heads, Rows, Same, UpAndGate};
 
-    fn reader(family: &str, names: &[&str]) -> Reader {
+    fn reader(family: &str, names: &[&str]) -> FamilyReader {
         let family = FAMILIES.iter().find(|known| known.name == family).unwrap();
         family.reader(names.iter().copied())
     }
 
     #[track_caller]
-    fn check(family: &str, expected: &[(&str, &str, Join)]) {
+    fn check(family: &str, expected: &[(&str, &str, Conversion)]) {
         let reader = reader(family, &[]);
-        for (name, canonical, join) in expected {
+        for (name, canonical, conversion) in expected {
             let place = reader.read(name).unwrap_or_else(|| panic!("{name}"));
-            assert_eq!((place.canonical.as_str(), place.join), (*canonical, *join), "{name}");
+            assert_eq!(
+                (place.canonical.as_str(), place.conversion),
+                (*canonical, *conversion),
+                "{name}"
+            );
             assert_eq!(place.parts[place.part], *name);
         }
     }
@@ -224,7 +228,7 @@ mod tests {
     fn a_part_knows_the_others() {
         let place = reader("llama", &[]).read("model.layers.7.self_attn.k_proj.bias").unwrap();
         assert_eq!(place.canonical, "decoder.layers.7.self_attention.linear_qkv.bias");
-        assert_eq!((place.join, place.part), (Heads, 1));
+        assert_eq!((place.conversion, place.part), (Heads, 1));
         let parts =
             ["q", "k", "v"].map(|part| format!("model.layers.7.self_attn.{part}_proj.bias"));
         assert_eq!(place.parts, parts);

@@ -8,24 +8,24 @@
 
 use crate::names::Naming;
 
-use super::Join::{Experts, HeadBlocks, Heads, Replica, Rows, Same, Transposed, UpAndGate};
-use super::{Blocks, Family, Packed, Row};
+use super::Conversion::{Experts, HeadBlocks, Heads, Replica, Rows, Same, Transposed, UpAndGate};
+use super::{Blocks, Family, FamilyRow, Packed};
 
 #[rustfmt::skip]
-const OUTSIDE: &[Row] = &[
+const OUTSIDE: &[FamilyRow] = &[
     ("embed_tokens.weight",                          "embedding.word_embeddings.weight",                 Same),
     ("norm.{weight,bias}",                           "decoder.final_layernorm.{weight,bias}",            Same),
     ("lm_head.weight",                               "output_layer.weight",                              Same),
 ];
 
 #[rustfmt::skip]
-const NORMS: &[Row] = &[
+const NORMS: &[FamilyRow] = &[
     ("input_layernorm.{weight,bias}",                "input_layernorm.{weight,bias}",                    Same),
     ("post_attention_layernorm.{weight,bias}",       "pre_mlp_layernorm.{weight,bias}",                  Same),
 ];
 
 #[rustfmt::skip]
-const ATTENTION: &[Row] = &[
+const ATTENTION: &[FamilyRow] = &[
     ("self_attn.[q_proj,k_proj,v_proj].{weight,bias}", "self_attention.linear_qkv.{weight,bias}",        Heads),
     ("self_attn.qkv_proj.weight",                    "self_attention.linear_qkv.weight",                 HeadBlocks(Blocks::Rows)),
     ("self_attn.o_proj.{weight,bias}",               "self_attention.linear_proj.{weight,bias}",         Same),
@@ -33,7 +33,7 @@ const ATTENTION: &[Row] = &[
 ];
 
 #[rustfmt::skip]
-const LATENT_ATTENTION: &[Row] = &[
+const LATENT_ATTENTION: &[FamilyRow] = &[
     ("self_attn.{q_proj,q_a_proj,q_b_proj}.weight",  "self_attention.{linear_q_proj,linear_q_down_proj,linear_q_up_proj}.weight", Same),
     ("self_attn.{kv_a_proj_with_mqa,kv_b_proj}.weight", "self_attention.{linear_kv_down_proj,linear_kv_up_proj}.weight", Same),
     ("self_attn.{q_a_layernorm,kv_a_layernorm}.weight", "self_attention.{q_layernorm,kv_layernorm}.weight", Same),
@@ -41,14 +41,14 @@ const LATENT_ATTENTION: &[Row] = &[
 ];
 
 #[rustfmt::skip]
-const MLP: &[Row] = &[
+const MLP: &[FamilyRow] = &[
     ("mlp.[gate_proj,up_proj].{weight,bias}",        "mlp.linear_fc1.{weight,bias}",                     Rows),
     ("mlp.gate_up_proj.weight",                      "mlp.linear_fc1.weight",                            Same),
     ("mlp.down_proj.{weight,bias}",                  "mlp.linear_fc2.{weight,bias}",                     Same),
 ];
 
 #[rustfmt::skip]
-const MOE: &[Row] = &[
+const MOE: &[FamilyRow] = &[
     ("mlp.gate.weight",                              "mlp.router.weight",                                Same),
     ("mlp.gate.e_score_correction_bias",             "mlp.router.expert_bias",                           Same),
     ("mlp.experts.#.[gate_proj,up_proj].weight",     "mlp.experts.local_experts.$1.linear_fc1.weight",   Rows),
@@ -67,7 +67,7 @@ const MOE: &[Row] = &[
 
 /// Rows for a layer behind the others that predicts further tokens; `^` is what stands before them.
 #[rustfmt::skip]
-const PREDICTION: &[Row] = &[
+const PREDICTION: &[FamilyRow] = &[
     ("{enorm,hnorm,eh_proj}.weight",                 "^{enorm,hnorm,eh_proj}.weight",                    Same),
     ("shared_head.norm.weight",                      "^final_layernorm.weight",                          Same),
     ("embed_tokens.weight",                          "embedding.word_embeddings.weight",                 Replica),
@@ -75,7 +75,7 @@ const PREDICTION: &[Row] = &[
 ];
 
 #[rustfmt::skip]
-const GPT_OSS: &[Row] = &[
+const GPT_OSS: &[FamilyRow] = &[
     ("self_attn.sinks",                              "self_attention.core_attention.softmax_offset",     Same),
     ("mlp.router.{weight,bias}",                     "mlp.router.{weight,bias}",                         Same),
     ("mlp.experts.gate_up_proj",                     "mlp.experts.local_experts.*.linear_fc1.weight",    Experts(Packed::TransposedPairs)),
@@ -85,7 +85,7 @@ const GPT_OSS: &[Row] = &[
 ];
 
 #[rustfmt::skip]
-const GPT2_OUTSIDE: &[Row] = &[
+const GPT2_OUTSIDE: &[FamilyRow] = &[
     ("wte.weight",                                   "embedding.word_embeddings.weight",                 Same),
     ("wpe.weight",                                   "embedding.position_embeddings.weight",             Same),
     ("ln_f.{weight,bias}",                           "decoder.final_layernorm.{weight,bias}",            Same),
@@ -93,13 +93,13 @@ const GPT2_OUTSIDE: &[Row] = &[
 ];
 
 #[rustfmt::skip]
-const GPT2_NORMS: &[Row] = &[
+const GPT2_NORMS: &[FamilyRow] = &[
     ("{ln_1,ln_2}.weight",                           "{input_layernorm,pre_mlp_layernorm}.weight",       Same),
     ("{ln_1,ln_2}.bias",                             "{input_layernorm,pre_mlp_layernorm}.bias",         Same),
 ];
 
 #[rustfmt::skip]
-const GPT2: &[Row] = &[
+const GPT2: &[FamilyRow] = &[
     ("attn.c_attn.weight",                           "self_attention.linear_qkv.weight",                 HeadBlocks(Blocks::Columns)),
     ("attn.c_attn.bias",                             "self_attention.linear_qkv.bias",                   HeadBlocks(Blocks::Rows)),
     ("attn.c_proj.weight",                           "self_attention.linear_proj.weight",                Transposed),
@@ -110,7 +110,7 @@ const GPT2: &[Row] = &[
 
 /// Head by head query, key and value, as Megatron's own.
 #[rustfmt::skip]
-const GPT_NEOX: &[Row] = &[
+const GPT_NEOX: &[FamilyRow] = &[
     ("attention.query_key_value.{weight,bias}",      "self_attention.linear_qkv.{weight,bias}",          Same),
     ("attention.dense.{weight,bias}",                "self_attention.linear_proj.{weight,bias}",         Same),
     ("mlp.dense_h_to_4h.{weight,bias}",              "mlp.linear_fc1.{weight,bias}",                     Same),
@@ -118,14 +118,14 @@ const GPT_NEOX: &[Row] = &[
 ];
 
 #[rustfmt::skip]
-const GPT_NEOX_OUTSIDE: &[Row] = &[
+const GPT_NEOX_OUTSIDE: &[FamilyRow] = &[
     ("embed_in.weight",                              "embedding.word_embeddings.weight",                 Same),
     ("embed_out.weight",                             "output_layer.weight",                              Same),
     ("final_layer_norm.{weight,bias}",               "decoder.final_layernorm.{weight,bias}",            Same),
 ];
 
 #[rustfmt::skip]
-const NEOX: &[Row] = &[
+const NEOX: &[FamilyRow] = &[
     ("{input_layernorm,post_attention_layernorm}.scale", "{input_layernorm,pre_mlp_layernorm}.weight",   Same),
     ("attention.query_key_value.{weight,bias}",      "self_attention.linear_qkv.{weight,bias}",          HeadBlocks(Blocks::RowsIfShared)),
     ("attention.dense.{weight,bias}",                "self_attention.linear_proj.{weight,bias}",         Same),
@@ -137,7 +137,7 @@ const NEOX: &[Row] = &[
 ];
 
 #[rustfmt::skip]
-const NEOX_OUTSIDE: &[Row] = &[
+const NEOX_OUTSIDE: &[FamilyRow] = &[
     ("word_embeddings.weight",                       "embedding.word_embeddings.weight",                 Same),
     ("position_embeddings.weight",                   "embedding.position_embeddings.weight",             Same),
     ("final.norm.{weight,bias}",                     "decoder.final_layernorm.{weight,bias}",            Same),
@@ -147,7 +147,7 @@ const NEOX_OUTSIDE: &[Row] = &[
 
 /// Rows of InfiniTrain's linears are Megatron's, but for the order of heads and their rotation.
 #[rustfmt::skip]
-const INFINITRAIN: &[Row] = &[
+const INFINITRAIN: &[FamilyRow] = &[
     ("attn.c_attn.{weight,bias}",                    "self_attention.linear_qkv.{weight,bias}",          HeadBlocks(Blocks::Rows)),
     ("attn.c_proj.{weight,bias}",                    "self_attention.linear_proj.{weight,bias}",         Same),
     ("mlp.c_fc.{weight,bias}",                       "mlp.linear_fc1.{weight,bias}",                     Same),
@@ -156,7 +156,7 @@ const INFINITRAIN: &[Row] = &[
 
 /// `c_fc2` is the gate.
 #[rustfmt::skip]
-const INFINITRAIN_LLAMA: &[Row] = &[
+const INFINITRAIN_LLAMA: &[FamilyRow] = &[
     ("attn.c_attn.{weight,bias}",                    "self_attention.linear_qkv.{weight,bias}",          HeadBlocks(Blocks::Rotated)),
     ("attn.c_proj.{weight,bias}",                    "self_attention.linear_proj.{weight,bias}",         Same),
     ("mlp.[c_fc2,c_fc].{weight,bias}",               "mlp.linear_fc1.{weight,bias}",                     Rows),

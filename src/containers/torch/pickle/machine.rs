@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use super::super::value::{TooMany, Value, ValueId, Values};
-use super::{NoOp, Op, PickleErrorKind, Step, decode, literal};
+use super::{NoOp, Op, PickleErrorKind, PickleResult, decode, literal};
 use crate::base::limits::Limits;
 
-pub(super) struct Machine<'a> {
+pub(super) struct PickleMachine<'a> {
     input: &'a [u8],
     pub(super) at: usize,
     pub(super) values: Values,
@@ -21,7 +21,7 @@ pub(super) struct Machine<'a> {
 /// References cost four bytes each in a container, values sixteen: so many more of them are allowed.
 const REFERENCES_PER_VALUE: usize = 4;
 
-impl<'a> Machine<'a> {
+impl<'a> PickleMachine<'a> {
     pub(super) fn new(input: &'a [u8], limits: &Limits) -> Self {
         Self {
             input,
@@ -37,8 +37,8 @@ impl<'a> Machine<'a> {
 }
 
 /// Input.
-impl<'a> Machine<'a> {
-    pub(super) fn op(&mut self) -> Step<Op<'a>> {
+impl<'a> PickleMachine<'a> {
+    pub(super) fn op(&mut self) -> PickleResult<Op<'a>> {
         let rest = self.input.get(self.at..).unwrap_or_default();
         match decode(rest) {
             Ok((op, len)) => {
@@ -51,15 +51,15 @@ impl<'a> Machine<'a> {
     }
 
     /// What a frame announces must be there.
-    pub(super) fn check_frame(&self, len: u64) -> Step {
+    pub(super) fn check_frame(&self, len: u64) -> PickleResult {
         let rest = self.input.len() - self.at;
         if len > rest as u64 { Err(PickleErrorKind::UnexpectedEnd) } else { Ok(()) }
     }
 }
 
 /// Stack and memo.
-impl Machine<'_> {
-    pub(super) fn push(&mut self, id: ValueId) -> Step {
+impl PickleMachine<'_> {
+    pub(super) fn push(&mut self, id: ValueId) -> PickleResult {
         self.pushed += 1;
         let limit = self.limits.pickle_values.saturating_mul(REFERENCES_PER_VALUE);
         if self.pushed > limit {
@@ -78,20 +78,20 @@ impl Machine<'_> {
         self.marks.last().map_or(0, |&height| height as usize)
     }
 
-    pub(super) fn top(&self) -> Step<ValueId> {
+    pub(super) fn top(&self) -> PickleResult<ValueId> {
         match self.stack.last() {
             Some(&top) if self.stack.len() > self.floor() => Ok(top),
             _ => Err(PickleErrorKind::StackUnderflow),
         }
     }
 
-    pub(super) fn pop(&mut self) -> Step<ValueId> {
+    pub(super) fn pop(&mut self) -> PickleResult<ValueId> {
         let top = self.top()?;
         self.stack.pop();
         Ok(top)
     }
 
-    pub(super) fn mark(&mut self) -> Step {
+    pub(super) fn mark(&mut self) -> PickleResult {
         let limit = self.limits.pickle_values;
         let full = TooMany { what: "marks", limit };
         if self.marks.len() >= limit {
@@ -102,12 +102,12 @@ impl Machine<'_> {
     }
 
     /// Takes the last mark away and says at which height of the stack it was.
-    pub(super) fn pop_mark(&mut self) -> Step<usize> {
+    pub(super) fn pop_mark(&mut self) -> PickleResult<usize> {
         self.marks.pop().map(|height| height as usize).ok_or(PickleErrorKind::NoMark)
     }
 
     /// POP takes the mark where no value is above it, as CPython does.
-    pub(super) fn pop_value_or_mark(&mut self) -> Step {
+    pub(super) fn pop_value_or_mark(&mut self) -> PickleResult {
         if self.stack.len() > self.floor() {
             self.stack.pop();
             Ok(())
@@ -117,7 +117,7 @@ impl Machine<'_> {
     }
 
     /// The container below the last mark, and where its new members begin.
-    pub(super) fn target_below_mark(&mut self) -> Step<(ValueId, usize)> {
+    pub(super) fn target_below_mark(&mut self) -> PickleResult<(ValueId, usize)> {
         let start = self.pop_mark()?;
         match start.checked_sub(1).and_then(|below| self.stack.get(below)) {
             Some(&target) if start > self.floor() => Ok((target, start)),
@@ -126,18 +126,18 @@ impl Machine<'_> {
     }
 
     /// Puts one value in the place of all from `start` on.
-    pub(super) fn replace(&mut self, start: usize, with: ValueId) -> Step {
+    pub(super) fn replace(&mut self, start: usize, with: ValueId) -> PickleResult {
         self.stack.truncate(start);
         self.push(with)
     }
 
-    pub(super) fn put(&mut self, index: u32) -> Step {
+    pub(super) fn put(&mut self, index: u32) -> PickleResult {
         let top = self.top()?;
         self.memo.put(index, top, self.at);
         Ok(())
     }
 
-    pub(super) fn fetch(&mut self, index: u32) -> Step {
+    pub(super) fn fetch(&mut self, index: u32) -> PickleResult {
         let id = self.memo.get(index).ok_or(PickleErrorKind::MissingMemo(index))?;
         self.push(id)
     }
@@ -148,14 +148,14 @@ impl Machine<'_> {
 }
 
 /// Values.
-impl Machine<'_> {
-    pub(super) fn push_int(&mut self, value: i64) -> Step {
+impl PickleMachine<'_> {
+    pub(super) fn push_int(&mut self, value: i64) -> PickleResult {
         let id = self.values.new_int(value)?;
         self.push(id)
     }
 
     /// INT: also how protocol 1 and older write `True` and `False`.
-    pub(super) fn int_text(&mut self, line: &[u8]) -> Step {
+    pub(super) fn int_text(&mut self, line: &[u8]) -> PickleResult {
         match line {
             b"00" => self.push(self.values.new_bool(false)),
             b"01" => self.push(self.values.new_bool(true)),
@@ -164,41 +164,41 @@ impl Machine<'_> {
     }
 
     /// LONG: the digits may end in Python 2's `L`.
-    pub(super) fn long_text(&mut self, line: &[u8]) -> Step {
+    pub(super) fn long_text(&mut self, line: &[u8]) -> PickleResult {
         self.digits(line.strip_suffix(b"L").unwrap_or(line))
     }
 
-    pub(super) fn digits(&mut self, digits: &[u8]) -> Step {
+    pub(super) fn digits(&mut self, digits: &[u8]) -> PickleResult {
         let bytes = literal::integer(digits).ok_or(PickleErrorKind::BadText("an integer"))?;
         let id = self.values.new_long(&bytes)?;
         self.push(id)
     }
 
-    pub(super) fn float_text(&mut self, line: &[u8]) -> Step {
+    pub(super) fn float_text(&mut self, line: &[u8]) -> PickleResult {
         let value = str::from_utf8(line).ok().and_then(|text| text.parse().ok());
         let id = self.values.new_float(value.ok_or(PickleErrorKind::BadText("a float"))?)?;
         self.push(id)
     }
 
-    pub(super) fn string_text(&mut self, line: &[u8]) -> Step {
+    pub(super) fn string_text(&mut self, line: &[u8]) -> PickleResult {
         let bytes = literal::quoted(line).ok_or(PickleErrorKind::BadText("a string"))?;
         let id = self.values.new_str(&bytes)?;
         self.push(id)
     }
 
-    pub(super) fn unicode_text(&mut self, line: &[u8]) -> Step {
+    pub(super) fn unicode_text(&mut self, line: &[u8]) -> PickleResult {
         let bytes =
             literal::raw_unicode(line).ok_or(PickleErrorKind::BadText("a unicode string"))?;
         let id = self.values.new_str(&bytes)?;
         self.push(id)
     }
 
-    pub(super) fn tuple(&mut self, start: usize) -> Step {
+    pub(super) fn tuple(&mut self, start: usize) -> PickleResult {
         let tuple = self.values.new_tuple(&self.stack[start..])?;
         self.replace(start, tuple)
     }
 
-    pub(super) fn tuple_of(&mut self, len: usize) -> Step {
+    pub(super) fn tuple_of(&mut self, len: usize) -> PickleResult {
         match self.stack.len().checked_sub(len) {
             Some(start) if start >= self.floor() => self.tuple(start),
             _ => Err(PickleErrorKind::StackUnderflow),
@@ -206,7 +206,7 @@ impl Machine<'_> {
     }
 
     /// Moves the keys and values from `start` on into a dict.
-    pub(super) fn set_items(&mut self, dict: ValueId, start: usize) -> Step {
+    pub(super) fn set_items(&mut self, dict: ValueId, start: usize) -> PickleResult {
         let (pairs, rest) = self.stack[start..].as_chunks::<2>();
         if !rest.is_empty() {
             return Err(PickleErrorKind::OddItems);
@@ -219,18 +219,18 @@ impl Machine<'_> {
         Ok(())
     }
 
-    pub(super) fn global_text(&mut self, module: &[u8], name: &[u8]) -> Step<ValueId> {
+    pub(super) fn global_text(&mut self, module: &[u8], name: &[u8]) -> PickleResult<ValueId> {
         let module = self.values.new_str(module)?;
         let name = self.values.new_str(name)?;
         self.global(module, name)
     }
 
-    pub(super) fn global(&mut self, module: ValueId, name: ValueId) -> Step<ValueId> {
+    pub(super) fn global(&mut self, module: ValueId, name: ValueId) -> PickleResult<ValueId> {
         self.values.new_global(module, name)?.ok_or(PickleErrorKind::BadText("the name of a class"))
     }
 
     /// Records a call of what is on top of the stack.
-    pub(super) fn call(&mut self, args: ValueId, kwargs: Option<ValueId>) -> Step {
+    pub(super) fn call(&mut self, args: ValueId, kwargs: Option<ValueId>) -> PickleResult {
         let callable = self.pop()?;
         self.check_callable(callable)?;
         if !matches!(self.values.get(args), Value::Tuple(_)) {
@@ -245,7 +245,7 @@ impl Machine<'_> {
         self.push(object)
     }
 
-    pub(super) fn check_callable(&self, id: ValueId) -> Step {
+    pub(super) fn check_callable(&self, id: ValueId) -> PickleResult {
         match self.values.get(id) {
             Value::Global { .. } | Value::Call(_) | Value::Persistent(_) => Ok(()),
             _ => Err(self.mismatch("a class or function", id)),

@@ -118,17 +118,17 @@ impl From<PickleErrorKind> for NoOp {
 /// [`NoOp`] where the input ends inside it, or no pickle can hold it.
 #[inline]
 pub fn decode(input: &[u8]) -> Result<(Op<'_>, usize), NoOp> {
-    let mut cursor = Cursor { input, at: 0 };
+    let mut cursor = OpReader { input, at: 0 };
     let op = cursor.op()?;
     Ok((op, cursor.at))
 }
 
-struct Cursor<'a> {
+struct OpReader<'a> {
     input: &'a [u8],
     at: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> OpReader<'a> {
     #[inline]
     fn op(&mut self) -> Result<Op<'a>, NoOp> {
         let [code] = self.array()?;

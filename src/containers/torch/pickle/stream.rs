@@ -45,7 +45,7 @@ pub fn each_op<T>(
     region: Region,
     mut apply: impl FnMut(u64, Op<'_>) -> Result<Next<T>, PickleErrorKind>,
 ) -> Result<T, StreamError> {
-    let mut window = Window { files, region, start: 0, bytes: Vec::new(), at: 0 };
+    let mut window = OpWindow { files, region, start: 0, bytes: Vec::new(), at: 0 };
     loop {
         let at = window.position();
         let outcome = match decode(window.rest()) {
@@ -74,7 +74,7 @@ pub fn end(files: &FileSet, region: Region) -> Result<u64, StreamError> {
 }
 
 /// The bytes around the next opcode.
-struct Window<'a> {
+struct OpWindow<'a> {
     files: &'a FileSet,
     region: Region,
     /// Where in the region the bytes begin.
@@ -83,7 +83,7 @@ struct Window<'a> {
     at: usize,
 }
 
-impl Window<'_> {
+impl OpWindow<'_> {
     fn position(&self) -> u64 {
         self.start + self.at as u64
     }

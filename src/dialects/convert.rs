@@ -1,45 +1,45 @@
 //! Parts of another dialect -> the canonical tensor, or those of all experts, as views.
 
 use crate::base::limits::LIMITS;
-use crate::names::families::{Blocks, Join, Packed};
+use crate::names::families::{Blocks, Conversion, Packed};
 use crate::tensor::{LogicalTensor, TensorError};
 
-use super::Whole;
+use super::PartialTensor;
 use super::attention::{HeadCounts, Rows, first_dim};
 
 /// What one row makes: a tensor, or one for each expert. An error tells which part is to blame.
-pub(super) fn joined(
-    whole: &Whole,
+pub(super) fn converted(
+    partial: &PartialTensor,
     counts: &HeadCounts,
 ) -> Result<Vec<LogicalTensor>, (usize, String)> {
-    let present: Vec<&LogicalTensor> = whole.parts.iter().flatten().collect();
-    if present.len() != whole.parts.len() {
-        let missing = whole.parts.iter().position(Option::is_none).unwrap_or(0);
+    let present: Vec<&LogicalTensor> = partial.parts.iter().flatten().collect();
+    if present.len() != partial.parts.len() {
+        let missing = partial.parts.iter().position(Option::is_none).unwrap_or(0);
         return Err((missing, "missing, though its siblings are there".to_owned()));
     }
-    join(whole.join, &present, counts).map_err(|message| (0, message))
+    convert(partial.conversion, &present, counts).map_err(|message| (0, message))
 }
 
-fn join(
-    join: Join,
+fn convert(
+    conversion: Conversion,
     parts: &[&LogicalTensor],
     counts: &HeadCounts,
 ) -> Result<Vec<LogicalTensor>, String> {
     let text = |error: TensorError| error.to_string();
-    let tensor = match (join, parts) {
-        (Join::Same | Join::Replica, [tensor]) => Ok((*tensor).clone()),
-        (Join::Transposed, [tensor]) => tensor.transpose(0, 1).map_err(text),
-        (Join::Rows, parts) => concat(0, parts.iter().copied().cloned()),
-        (Join::UpAndGate, [tensor]) => match counts.is_gated {
+    let tensor = match (conversion, parts) {
+        (Conversion::Same | Conversion::Replica, [tensor]) => Ok((*tensor).clone()),
+        (Conversion::Transposed, [tensor]) => tensor.transpose(0, 1).map_err(text),
+        (Conversion::Rows, parts) => concat(0, parts.iter().copied().cloned()),
+        (Conversion::UpAndGate, [tensor]) => match counts.is_gated {
             true => swapped(tensor).map_err(text),
             false => Ok((*tensor).clone()),
         },
-        (Join::Heads, [query, key, value]) => {
+        (Conversion::Heads, [query, key, value]) => {
             let rows = counts.of_parts([query, key, value])?;
             by_group([(*query).clone(), (*key).clone(), (*value).clone()], rows).map_err(text)
         }
-        (Join::HeadBlocks(blocks), [tensor]) => head_blocks(tensor, blocks, counts),
-        (Join::Experts(packed), [tensor]) => return experts(tensor, packed),
+        (Conversion::HeadBlocks(blocks), [tensor]) => head_blocks(tensor, blocks, counts),
+        (Conversion::Experts(packed), [tensor]) => return experts(tensor, packed),
         _ => Err("has other parts than its row says".to_owned()),
     };
     Ok(vec![tensor?])
