@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 
+use super::LayoutError;
+
 /// The arguments of a run by name, as Megatron's `args` spells them.
 #[derive(Debug, Clone, Default)]
 pub struct RunArgs {
@@ -51,6 +53,14 @@ impl RunArgs {
             PlainValue::Int(value) => u64::try_from(*value).ok().filter(|&size| size <= LIMITS.dim),
             _ => None,
         }
+    }
+
+    /// A count or size that nothing else says.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn need(&self, name: &'static str) -> Result<u64, LayoutError> {
+        self.size(name).ok_or(LayoutError::ArgMissing { arg: name })
     }
 
     /// A switch that is on; one that is absent is off.

@@ -359,7 +359,7 @@ impl Finisher<'_> {
         if part.was_flattened && is_expert(&name) {
             tensor = as_the_weight(tensor, assembly.tensors.get(&Name::new(name.as_str())))?;
         }
-        if sharding == Some(Sharding::Gated) {
+        if matches!(sharding, Some(Sharding::Gated | Sharding::Halves)) {
             tensor = deinterleaved(&name, tensor, self.args, self.shares(&name))?;
         }
         let name = Name::new(match state {
@@ -370,7 +370,7 @@ impl Finisher<'_> {
             // A module registered under two names, as T5's output layer is: both must hold the same.
             Some(merged) => merged.tensor.add_copy(tensor)?,
             None => {
-                let is_vocab = sharding == Some(Sharding::Vocab);
+                let is_vocab = sharding == Some(&Sharding::Vocab);
                 assembly.tensors.insert(name, Merged { tensor, is_vocab, has_no_rule: false });
             }
         }

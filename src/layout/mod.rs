@@ -6,12 +6,12 @@
 //! hold whole tensors already need only names and axes put right (`global`).
 
 mod args;
-pub mod cuts;
 mod global;
 mod grid;
 mod merge;
 mod numbering;
 pub mod rules;
+mod sections;
 mod unfuse;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -27,10 +27,9 @@ use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 pub use args::{RunArgs, parse_run_arg};
 pub use global::{Global, from_global};
 pub use grid::{FolderNaming, ParallelLayout, RankCoord, RankName};
-pub use merge::Merged;
+pub use merge::{Merged, Merger, RankPart, RankParts, RowBiases};
 pub use numbering::{Chunk, LayerNumbers, NumberingError};
 
-use merge::{Groups, Merger};
 use numbering::{ExpertNumbers, LayerName, excessive_index, split_expert};
 use rules::Rules;
 use unfuse::{Local, Named, RankTensors, unfuse};
@@ -305,36 +304,30 @@ pub fn assemble_named(
     rules: &Rules,
 ) -> Assembly {
     let mut assembly = Assembly::default();
-    let mut groups = Groups::new();
+    let mut groups = RankParts::new();
     for (name, Shard { name: stored_name, rank, tensor }) in shards {
         let tensor = LogicalTensor::from_stored(&tensor, stored_name);
-        let local = Local {
-            name: name.as_str().to_owned(),
-            rank,
-            tensor,
-            whole: false,
-            is_shape_only: false,
-        };
-        groups.entry(name).or_default().push(local);
+        groups.entry(name).or_default().push(RankPart::new(rank, tensor));
     }
     merge(&groups, layout, args, rules, &mut assembly);
     assembly
 }
 
 fn merge(
-    groups: &Groups,
+    groups: &RankParts,
     layout: &ParallelLayout,
     args: &RunArgs,
     rules: &Rules,
     assembly: &mut Assembly,
 ) {
-    let merger = Merger { groups, rules, layout, args };
-    for (name, locals) in groups {
-        if locals.iter().all(|local| local.is_shape_only) {
+    let ParallelLayout { tp, etp, .. } = *layout;
+    let merger = Merger { parts: groups, rules, args, tp, etp, row_biases: RowBiases::Copies };
+    for (name, parts) in groups {
+        if parts.iter().all(|part| part.is_shape_only) {
             assembly.shape_only_names.insert(untied_name(name));
             continue;
         }
-        match merger.merge(name, locals) {
+        match merger.merge(name, parts) {
             Ok(merged) if is_tied_copy(name) => {
                 assembly.tied_copies.insert(untied_name(name), merged.tensor);
             }
@@ -412,26 +405,27 @@ fn numbered<'r>(
     layout: &ParallelLayout,
     args: &RunArgs,
     assembly: &mut Assembly,
-) -> Groups {
+) -> RankParts {
     let virtual_stages = ranks.map(|rank| rank.vp + 1).max().unwrap_or(1);
     let chunk = |vp| (0..layout.pp).map(move |pp| Chunk { vp, pp });
     let chunks: BTreeSet<Chunk> = (0..virtual_stages).flat_map(chunk).collect();
     let layers = number_layers(&locals, &chunks, args, assembly);
     let experts = count_experts(&locals, layout, args, assembly);
-    let mut groups = Groups::new();
+    let mut groups = RankParts::new();
     for mut local in locals {
-        let chunk = local.rank.chunk();
+        let chunk = local.part.rank.chunk();
         if let Some((before, index, rest)) = split_expert(&local.name) {
             let count = experts.get(&chunk).and_then(|lists| lists.get(before));
             let Some(count) = count else { continue };
-            let numbers = ExpertNumbers { local: *count, slot: layout.expert_slot(local.rank) };
+            let numbers =
+                ExpertNumbers { local: *count, slot: layout.expert_slot(local.part.rank) };
             local.name = format!("{before}{}{rest}", numbers.global(index));
         }
         if let Some(layer) = LayerName::parse(&local.name) {
             let Some(numbers) = layers.get(layer.stack) else { continue };
             local.name = layer.with_index(numbers.global(chunk, layer.index));
         }
-        groups.entry(Name::new(local.name.as_str())).or_default().push(local);
+        groups.entry(Name::new(local.name.as_str())).or_default().push(local.part);
     }
     groups
 }
@@ -452,7 +446,7 @@ fn number_layers(
         let stack = counts
             .entry(layer.stack)
             .or_insert_with(|| chunks.iter().map(|chunk| (*chunk, 0)).collect());
-        let count = stack.entry(local.rank.chunk()).or_default();
+        let count = stack.entry(local.part.rank.chunk()).or_default();
         *count = (*count).max(layer.index.saturating_add(1));
     }
     let mut numbers = BTreeMap::new();
@@ -481,7 +475,7 @@ fn count_experts(
     let mut by_rank: HashMap<(RankCoord, &str), u64> = HashMap::new();
     for local in locals {
         if let Some((list, index, _)) = split_expert(&local.name) {
-            let count = by_rank.entry((local.rank, list)).or_default();
+            let count = by_rank.entry((local.part.rank, list)).or_default();
             *count = (*count).max(index.saturating_add(1));
         }
     }

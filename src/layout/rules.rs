@@ -1,34 +1,52 @@
-//! THE table: how tensor parallelism cuts every parameter.
+//! THE table: the sharding of every parameter under tensor parallelism.
 //!
 //! One line a rule: the end of a canonical name -> [`Sharding`]. The longest suffix wins; a name
-//! without a rule is an error where there is more than one shard, never "replicated".
+//! without a rule is an error where there is more than one shard, never "replicated". Formats whose
+//! names stay as they are stored bring a table of their own.
 //! Sources: Megatron-LM core_v0.4 to core_v0.19 (`core/tensor_parallel/layers.py`,
 //! `core/extensions/transformer_engine.py`, each module's `sharded_state_dict`), MindSpeed-LLM
 //! (`tasks/models/transformer`).
+
+use std::collections::HashMap;
 
 use thiserror::Error;
 
 use crate::names::pattern::SuffixTable;
 
-/// How the shards of one parameter make the whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The way in which the shards of one parameter make the whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sharding {
     /// Every rank holds all of it.
     Replicated,
+    /// Every rank holds all of it, and where the copies have drifted apart upstream takes their mean.
+    Averaged,
+    /// The bias of a row-parallel layer: a copy, or a part of a sum where the outputs are added up after it.
+    RowBias,
     /// Ranks hold consecutive parts of this dimension.
     Split(usize),
     /// As `Split(0)`, over vocabulary rows that are padded to a multiple that depends on the layout.
     Vocab,
-    /// The first linear of an MLP: where it is gated each rank holds `[gate; up]` of its own.
+    /// Each rank holds a part of both halves: `[first; second]`.
+    Halves,
+    /// The first linear of an MLP: [`Sharding::Halves`] where it is gated, `Split(0)` where it is not.
     Gated,
+    /// Query, key and value rows: each rank holds `[q; k; v]` of its own heads.
+    QueryKeyValue,
+    /// Query, key and value rows: whole heads, or [`Sharding::QueryKeyValue`] where several heads share a key.
+    Heads,
+    /// Each rank holds its part of every one of these sections of a dimension.
+    Sections {
+        /// The dimension.
+        dim: usize,
+        /// Sizes of the whole sections.
+        sizes: Vec<u64>,
+    },
     /// One of a Mamba-2 mixer's fused tensors: each rank holds its part of every section.
     Mamba(Fused),
     /// One of a gated delta net's tensors, likewise.
     DeltaNet(Fused),
     /// A latent attention's down-projection: split or replicated, as its rows tell.
     Latent(Latent),
-    /// InfiniTrain's `attn.c_attn`: each rank holds `[q; k; v]` of its own heads.
-    QueryKeyValue,
 }
 
 /// The tensors of a state-space or linear-attention layer that depend on its sections.
@@ -53,7 +71,7 @@ pub enum Latent {
     KeyValue,
 }
 
-use Sharding::{DeltaNet, Gated, Mamba, Replicated, Split, Vocab};
+use Sharding::{DeltaNet, Gated, Halves, Mamba, Replicated, Split, Vocab};
 
 #[rustfmt::skip]
 static RULES: &[(&str, Sharding)] = &[
@@ -123,9 +141,14 @@ static RULES: &[(&str, Sharding)] = &[
     ("{linear_proj,linear_fc2}.lora_B.default.weight",      Replicated),
 ];
 
-/// The rules in force: the table and what the user adds to it.
+/// The rules in force: the user's first, then those of the checkpoint itself, then a table.
 #[derive(Debug)]
-pub struct Rules(SuffixTable<Sharding>);
+pub struct Rules {
+    user: SuffixTable<Sharding>,
+    /// By full name.
+    checkpoint: HashMap<String, Sharding>,
+    table: SuffixTable<Sharding>,
+}
 
 /// A rule from the command line that cannot be read.
 #[derive(Debug, Error)]
@@ -134,7 +157,7 @@ pub struct BadRule {
     rule: String,
 }
 
-/// A sharding rule that the user adds: the end of a canonical name, and how it is cut.
+/// A sharding rule that the user adds: the end of a name, and its sharding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserRule {
     pattern: String,
@@ -150,7 +173,7 @@ impl std::str::FromStr for UserRule {
                 "replicated" => Replicated,
                 "column" => Split(0),
                 "row" => Split(1),
-                "gated" => Gated,
+                "gated" => Halves,
                 "vocab" => Vocab,
                 _ => return None,
             };
@@ -162,15 +185,7 @@ impl std::str::FromStr for UserRule {
 }
 
 impl UserRule {
-    pub(super) fn pattern(&self) -> &str {
-        &self.pattern
-    }
-
-    pub(super) fn sharding(&self) -> Sharding {
-        self.sharding
-    }
-
-    /// Whether the rule is for this name.
+    /// Says whether the rule is for this name.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         SuffixTable::new([(self.pattern.as_str(), ())]).find(name).is_some()
@@ -184,7 +199,7 @@ impl std::fmt::Display for UserRule {
 }
 
 impl Rules {
-    /// The table, with the user's rules in front.
+    /// The table of canonical names, with the user's rules in front.
     #[must_use]
     pub fn new(user: &[UserRule]) -> Self {
         Self::of_table(RULES, user)
@@ -193,16 +208,33 @@ impl Rules {
     /// Another table, for names that stay as they are stored, with the user's rules in front.
     #[must_use]
     pub fn of_table(table: &[(&str, Sharding)], user: &[UserRule]) -> Self {
-        let user = user.iter().map(|rule| (rule.pattern.as_str(), rule.sharding));
-        Self(SuffixTable::new(user.chain(table.iter().copied())))
+        let user = user.iter().map(|rule| (rule.pattern.as_str(), rule.sharding.clone()));
+        Self {
+            user: SuffixTable::new(user),
+            checkpoint: HashMap::new(),
+            table: SuffixTable::new(table.iter().cloned()),
+        }
     }
 
-    /// The rule for a canonical name.
+    /// Adds what the checkpoint itself says of single names: it goes behind the user's rules and before the table.
     #[must_use]
-    pub fn find(&self, name: &str) -> Option<Sharding> {
-        let direct = self.0.find(name).map(|found| *found.value);
-        direct.or_else(|| self.0.find(&without_twin_numbers(name)).map(|found| *found.value))
+    pub fn with_checkpoint(self, checkpoint: HashMap<String, Sharding>) -> Self {
+        Self { checkpoint, ..self }
     }
+
+    /// The rule for a name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<&Sharding> {
+        let plain = without_twin_numbers(name);
+        let by_suffix = |table| find_suffix(table, name).or_else(|| find_suffix(table, &plain));
+        by_suffix(&self.user)
+            .or_else(|| self.checkpoint.get(name))
+            .or_else(|| by_suffix(&self.table))
+    }
+}
+
+fn find_suffix<'t>(table: &'t SuffixTable<Sharding>, name: &str) -> Option<&'t Sharding> {
+    table.find(name).map(|found| found.value)
 }
 
 /// LongCat has two of each module in a layer: `self_attention_0`, `mlps_1` are cut as `self_attention`, `mlp`.
@@ -224,8 +256,8 @@ mod tests {
     #[test]
     fn a_norm_inside_a_mixer_is_split_and_one_before_it_is_not() {
         let rules = Rules::new(&[]);
-        assert_eq!(rules.find("decoder.layers.0.mixer.norm.weight"), Some(Split(0)));
-        assert_eq!(rules.find("decoder.layers.0.norm.weight"), Some(Replicated));
+        assert_eq!(rules.find("decoder.layers.0.mixer.norm.weight"), Some(&Split(0)));
+        assert_eq!(rules.find("decoder.layers.0.norm.weight"), Some(&Replicated));
     }
 
     #[test]
@@ -240,7 +272,7 @@ mod tests {
         let rule: UserRule = "mlp.linear_fc2.weight=replicated".parse().unwrap();
         assert_eq!(
             Rules::new(&[rule]).find("decoder.layers.0.mlp.linear_fc2.weight"),
-            Some(Replicated)
+            Some(&Replicated)
         );
         assert!("mlp.linear_fc2.weight=sideways".parse::<UserRule>().is_err());
     }
@@ -248,7 +280,7 @@ mod tests {
     #[test]
     fn twin_modules_are_cut_as_single_ones() {
         let rules = Rules::new(&[]);
-        assert_eq!(rules.find("decoder.layers.0.mlps_1.linear_fc1.weight"), Some(Gated));
-        assert_eq!(rules.find("decoder.layers.0.input_layernorm_0.weight"), Some(Replicated));
+        assert_eq!(rules.find("decoder.layers.0.mlps_1.linear_fc1.weight"), Some(&Gated));
+        assert_eq!(rules.find("decoder.layers.0.input_layernorm_0.weight"), Some(&Replicated));
     }
 }

@@ -11,6 +11,8 @@ use crate::base::limits::{ENTRY, LIMITS};
 use crate::names::pattern::SuffixTable;
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
+use super::merge::RankPart;
+use super::sections::{Module, Shapes};
 use super::{HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs};
 
 /// A rank's tensor under its canonical name, indices still the rank's own.
@@ -18,20 +20,14 @@ use super::{HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs};
 pub(super) struct Local {
     /// Canonical name.
     pub name: String,
-    /// The rank that stores it.
-    pub rank: RankCoord,
-    /// Its bytes, as a view.
-    pub tensor: LogicalTensor,
-    /// Every rank holds all of it, whatever the rule says of the name.
-    pub whole: bool,
-    /// It only tells names and shapes, see [`super::assemble_beside`].
-    pub is_shape_only: bool,
+    /// What the rank holds of it.
+    pub part: RankPart,
 }
 
 impl Local {
     /// About how many bytes it takes.
     fn metadata(&self) -> usize {
-        self.name.len() + ENTRY * self.tensor.pieces().len().max(1)
+        self.name.len() + ENTRY * self.part.tensor.pieces().len().max(1)
     }
 }
 
@@ -48,6 +44,12 @@ pub(super) struct Named {
 
 /// All the tensors of one model chunk of one rank, by canonical name.
 pub(super) type RankTensors = BTreeMap<String, Named>;
+
+impl Shapes for RankTensors {
+    fn shape(&self, name: &str, _: RankCoord) -> Option<&[u64]> {
+        Some(self.get(name)?.stored.shape())
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fusion {
@@ -106,7 +108,7 @@ pub(super) fn unfuse(
         match chunk.parts(name, named) {
             Ok(mut parts) => {
                 for part in &mut parts {
-                    part.is_shape_only = named.is_shape_only;
+                    part.part.is_shape_only = named.is_shape_only;
                 }
                 metadata += parts.iter().map(Local::metadata).sum::<usize>();
                 locals.extend(parts);
@@ -153,29 +155,22 @@ impl RankChunk<'_> {
     }
 
     fn local(&self, name: String, tensor: LogicalTensor) -> Local {
-        Local { name, rank: self.rank, tensor, whole: false, is_shape_only: false }
+        Local { name, part: RankPart::new(self.rank, tensor) }
     }
 
     fn sibling(&self, prefix: &str, suffix: &str) -> Option<&Named> {
         self.tensors.get(&format!("{prefix}{suffix}"))
     }
 
-    /// The number of columns of a sibling.
-    fn columns(&self, prefix: &str, suffix: &str) -> Option<u64> {
-        self.sibling(prefix, suffix)?.stored.shape().get(1).copied()
-    }
-
-    fn arg(&self, name: &'static str) -> Result<u64, LayoutError> {
-        self.args.size(name).ok_or(LayoutError::ArgMissing { arg: name })
+    fn module<'m>(&'m self, prefix: &'m str) -> Module<'m> {
+        Module { shapes: self.tensors, prefix, rank: self.rank, args: self.args }
     }
 
     /// Experts of this rank's grouped tensors: by the router's rows, else as `args` says.
     fn local_experts(&self, prefix: &str) -> Result<u64, LayoutError> {
-        let router = self.sibling(prefix, "mlp.router.weight");
-        let rows = router.and_then(|router| router.stored.shape().first().copied());
-        let experts = match rows {
+        let experts = match self.module(prefix).dim("mlp.router.weight", 0) {
             Some(rows) => rows,
-            None => self.arg("num_experts")?,
+            None => self.args.need("num_experts")?,
         };
         let shares = self.layout.declared_expert_shares;
         if experts == 0 || shares == 0 || experts % shares != 0 {
@@ -243,11 +238,8 @@ impl RankChunk<'_> {
     /// `[q; kv + rope]`, whole on every rank or each rank its part of both (core 0.17 on, `--mla-down-proj-fusion`).
     fn latent_down(&self, prefix: &str, named: &Named) -> Result<Vec<Local>, LayoutError> {
         let attention = format!("{prefix}self_attention.");
-        let query = match self.columns(&attention, "linear_q_up_proj.weight") {
-            Some(columns) => columns,
-            None => self.arg("q_lora_rank")?,
-        };
-        let key_value = self.arg("kv_lora_rank")? + self.arg("qk_pos_emb_head_dim")?;
+        let module = self.module(&attention);
+        let (query, key_value) = (module.latent_query_rows()?, module.latent_key_value_rows()?);
         let view = named.view();
         let rows = first_dim(&view);
         let tp = self.layout.declared_tp;
@@ -272,8 +264,9 @@ impl RankChunk<'_> {
         let rest = first_dim(view).saturating_sub(query_rows);
         let part = |suffix: &str, start, len| {
             let tensor = view.slice(0, start, len)?;
-            let local = self.local(format!("{attention}{suffix}"), tensor);
-            Ok::<_, LayoutError>(Local { whole, ..local })
+            let mut local = self.local(format!("{attention}{suffix}"), tensor);
+            local.part.is_whole = whole;
+            Ok::<_, LayoutError>(local)
         };
         Ok(vec![
             part(query_name, 0, query_rows)?,
@@ -289,12 +282,11 @@ impl RankChunk<'_> {
         named: &Named,
     ) -> Result<Vec<Local>, LayoutError> {
         let attention = format!("{prefix}self_attention.");
-        let latent = ["linear_kv_up_proj.weight", "linear_kv_nope.weight"]
-            .iter()
-            .find_map(|suffix| self.columns(&attention, suffix));
-        if let (Some(kv_lora_rank), true) = (latent, name.ends_with("linear_qkv.weight")) {
+        let module = self.module(&attention);
+        let is_latent = module.latent_key_value_columns().is_some();
+        if is_latent && name.ends_with("linear_qkv.weight") {
             let view = named.view();
-            let key_value = kv_lora_rank + self.arg("qk_pos_emb_head_dim")?;
+            let key_value = module.latent_key_value_rows()?;
             let query = first_dim(&view).saturating_sub(key_value);
             let has_up = ["linear_q_up_proj.weight", "linear_qk_nope.weight"]
                 .iter()
@@ -319,7 +311,7 @@ impl RankChunk<'_> {
         sections: u64,
         order: HeadOrder,
     ) -> Result<LogicalTensor, LayoutError> {
-        let heads = self.arg("num_attention_heads")? / self.layout.declared_tp.max(1);
+        let heads = self.args.need("num_attention_heads")? / self.layout.declared_tp.max(1);
         let size = first_dim(view) / heads.saturating_mul(sections).max(1);
         let (outer, inner, swapped) = match order {
             HeadOrder::SectionsFirst => (heads * size, size, (0, 1)),
@@ -342,7 +334,8 @@ impl RankChunk<'_> {
         let Some(other) = self.sibling(&attention, other) else {
             return Err(LayoutError::HalfMissing { other: format!("{attention}{other}") });
         };
-        let heads = (self.arg("num_attention_heads")? / self.layout.declared_tp.max(1)).max(1);
+        let heads =
+            (self.args.need("num_attention_heads")? / self.layout.declared_tp.max(1)).max(1);
         let by_head = |view: LogicalTensor| view.split_axis(0, first_dim(&view) / heads);
         let parts = [by_head(named.view())?, by_head(other.view())?];
         let tensor = LogicalTensor::concat(1, parts)?.merge_axes(0)?;

@@ -5,15 +5,15 @@
 use regex::bytes::{Regex, RegexBuilder};
 
 use crate::base::plain::PlainValue;
-use crate::layout::cuts::Cut;
+use crate::layout::rules::Sharding;
 
 /// The lists of patterns, and what each says. Everything else is cut along dimension 0.
-const LISTS: [(&str, Cut); 5] = [
-    ("tp_replicated_parameter_patterns", Cut::Replicated),
-    ("parameter_to_average_patterns", Cut::Averaged),
-    ("parameter_with_2_sub_params_cat_dim_0", Cut::Halves),
-    ("vocabulary_parameter_patterns", Cut::Vocab),
-    ("parameter_with_row_parallelism_patterns", Cut::Split(1)),
+const LISTS: [(&str, Sharding); 5] = [
+    ("tp_replicated_parameter_patterns", Sharding::Replicated),
+    ("parameter_to_average_patterns", Sharding::Averaged),
+    ("parameter_with_2_sub_params_cat_dim_0", Sharding::Halves),
+    ("vocabulary_parameter_patterns", Sharding::Vocab),
+    ("parameter_with_row_parallelism_patterns", Sharding::Split(1)),
 ];
 
 /// Patterns that are compiled: far more than any run has.
@@ -25,7 +25,7 @@ const COMPILED: usize = 64 << 10;
 /// The patterns of one run.
 #[derive(Debug, Default)]
 pub(super) struct Info {
-    rules: Vec<(Regex, Cut)>,
+    rules: Vec<(Regex, Sharding)>,
     /// Patterns that are no regular expressions that can be read here.
     pub unread: Vec<String>,
 }
@@ -34,9 +34,9 @@ impl Info {
     pub(super) fn new(info: Option<&PlainValue>) -> Self {
         let mut found = Self::default();
         let Some(PlainValue::Map(info)) = info else { return found };
-        for (list, cut) in LISTS {
+        for (list, sharding) in LISTS {
             if let Some(PlainValue::List(patterns)) = info.get(list) {
-                patterns.iter().for_each(|pattern| found.add(pattern, &cut));
+                patterns.iter().for_each(|pattern| found.add(pattern, &sharding));
             }
         }
         if let Some(PlainValue::List(subs)) = info.get("parameter_with_sub_params") {
@@ -45,7 +45,7 @@ impl Info {
         found
     }
 
-    fn add(&mut self, pattern: &PlainValue, cut: &Cut) {
+    fn add(&mut self, pattern: &PlainValue, sharding: &Sharding) {
         let PlainValue::Text(pattern) = pattern else { return };
         if self.rules.len() >= PATTERNS {
             return;
@@ -53,7 +53,7 @@ impl Info {
         // Python's `re.match` starts at the beginning and need not reach the end.
         let anchored = format!("^(?:{pattern})");
         match RegexBuilder::new(&anchored).unicode(false).size_limit(COMPILED).build() {
-            Ok(regex) => self.rules.push((regex, cut.clone())),
+            Ok(regex) => self.rules.push((regex, sharding.clone())),
             Err(_) => self.unread.push(pattern.chars().take(200).collect()),
         }
     }
@@ -80,7 +80,7 @@ impl Info {
         };
         for pattern in patterns {
             match &sizes {
-                Some(sizes) => self.add(pattern, &Cut::Sections { dim, sizes: sizes.clone() }),
+                Some(sizes) => self.add(pattern, &Sharding::Sections { dim, sizes: sizes.clone() }),
                 None => self.unread.extend(match pattern {
                     PlainValue::Text(pattern) => Some(pattern.chars().take(200).collect()),
                     _ => None,
@@ -90,8 +90,8 @@ impl Info {
     }
 
     /// What is said of a parameter, by the name that DeepSpeed's optimizer has for it.
-    pub(super) fn cut(&self, param: &str) -> Option<&Cut> {
+    pub(super) fn sharding(&self, param: &str) -> Option<&Sharding> {
         let found = self.rules.iter().find(|(regex, _)| regex.is_match(param.as_bytes()));
-        found.map(|(_, cut)| cut)
+        found.map(|(_, sharding)| sharding)
     }
 }

@@ -4,7 +4,7 @@
 //! folder    which tag, which files            states      what one file holds
 //! ranks     which ranks, what is missing      pipeline    LL.<key> -> names
 //! zero      flat partitions -> tensors        universal   zero/<name>/fp32.pt -> tensors
-//! whole     all of it -> catalog              info, config  what the run says of its layout
+//! whole     all of it -> catalog              info, config, rules  how parameters are cut
 //! ```
 //! The weights of the module and the fp32 masters of the optimizer are sections of their own. Only where there are no
 //! weights but those of the masters (ZeRO-3) are they the model, and a note says so.
@@ -14,6 +14,7 @@ mod folder;
 mod info;
 mod pipeline;
 mod ranks;
+mod rules;
 mod states;
 mod universal;
 mod whole;

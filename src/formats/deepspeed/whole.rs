@@ -1,13 +1,14 @@
 //! All that the ranks hold, put together: parts under their global names -> catalog.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::base::extent::numel;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
 use crate::formats::{Located, OpenError, OpenOptions};
-use crate::layout::cuts::{Cut, Cuts, Part, PartMerger, Parts, RowBiases};
+use crate::layout::rules::{Rules, Sharding};
+use crate::layout::{LayoutError, Merger, RankCoord, RankPart, RankParts, RowBiases};
 use crate::names::Name;
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge, StoredTensor};
@@ -15,6 +16,7 @@ use crate::tensor::{LogicalTensor, Merge, StoredTensor};
 use super::info::Info;
 use super::pipeline::{LayerNames, split_layer};
 use super::ranks::{Layer, Run, Weights, add};
+use super::rules::RULES;
 use super::states::{self, MASTER, ModelStates};
 use super::zero::{self, OptimizerState, OptimizerStates};
 use super::{FORMAT, universal};
@@ -31,10 +33,11 @@ pub(super) struct Whole<'a> {
     run: &'a Run<'a>,
     names: LayerNames,
     info: Info,
-    model: Parts,
-    optimizer: Parts,
+    model: RankParts,
+    optimizer: RankParts,
     masters: Vec<Held>,
-    told: BTreeMap<Name, Cut>,
+    /// What the checkpoint itself says of single parameters.
+    shardings: HashMap<String, Sharding>,
     /// Tensors without a name that ranks would share.
     unnamed: Vec<(Name, LogicalTensor)>,
     notes: Vec<String>,
@@ -42,6 +45,11 @@ pub(super) struct Whole<'a> {
     left_out: usize,
     shards: usize,
     writer: Option<String>,
+}
+
+/// What a tensor parallel rank of a stage holds of a parameter.
+fn rank_part(stage: u64, tp: u64, tensor: LogicalTensor) -> RankPart {
+    RankPart::new(RankCoord { tp, pp: stage, ..RankCoord::default() }, tensor)
 }
 
 /// Buffers that follow from the configuration: rotary frequencies and causal masks.
@@ -71,10 +79,10 @@ impl<'a> Whole<'a> {
             run,
             names,
             info: Info::new(infos),
-            model: Parts::new(),
-            optimizer: Parts::new(),
+            model: RankParts::new(),
+            optimizer: RankParts::new(),
             masters: Vec::new(),
-            told: BTreeMap::new(),
+            shardings: HashMap::new(),
             unnamed: Vec::new(),
             notes: Vec::new(),
             problems: Vec::new(),
@@ -100,16 +108,21 @@ impl<'a> Whole<'a> {
         whole
     }
 
-    fn part(&mut self, section: Section, name: &str, raw: &str, part: Part) {
-        let name = Name::new(name);
-        if let Some(cut) = self.info.cut(raw) {
-            self.told.insert(name.clone(), cut.clone());
+    fn part(&mut self, section: Section, name: &str, raw: &str, part: RankPart) {
+        if let Some(sharding) = self.info.sharding(raw) {
+            self.shardings.insert(name.to_owned(), sharding.clone());
         }
         let parts = match section {
             Section::Model => &mut self.model,
             Section::Optimizer => &mut self.optimizer,
         };
-        parts.entry(name).or_default().push(part);
+        let parts = parts.entry(Name::new(name)).or_default();
+        if parts.iter().any(|other| other.rank == part.rank) {
+            let error = LayoutError::Duplicate { other: name.to_owned() };
+            self.problems.push(Problem::of_tensor(name, &error));
+        } else {
+            parts.push(part);
+        }
     }
 
     /// Reads the optimizer's partitions, or what a universal checkpoint has made of them.
@@ -219,7 +232,7 @@ impl<'a> Whole<'a> {
             let name = self.names.name(layer.number, &key);
             let raw = format!("{}.{key}", layer.number);
             let tensor = LogicalTensor::from_stored(&stored, key);
-            let part = Part { stage: layer.number, tp: layer.tp, tensor };
+            let part = rank_part(layer.number, layer.tp, tensor);
             self.part(Section::Model, &name, &raw, part);
         }
     }
@@ -233,7 +246,7 @@ impl<'a> Whole<'a> {
         // Layers of one rank that share a name are tied; those of other stages are, too.
         let stage = layer.map_or(stage, |(layer, _)| layer);
         let tensor = LogicalTensor::from_stored(stored, Arc::clone(raw));
-        self.part(Section::Model, &name, raw, Part { stage, tp, tensor });
+        self.part(Section::Model, &name, raw, rank_part(stage, tp, tensor));
     }
 
     fn add_modules(&mut self) {
@@ -281,7 +294,7 @@ impl<'a> Whole<'a> {
         let mut known: BTreeSet<Arc<str>> = BTreeSet::new();
         for (stage, tp, param, tensor) in masters {
             let name = self.names.of_param(&param);
-            self.part(Section::Model, &name, &param, Part { stage, tp, tensor });
+            self.part(Section::Model, &name, &param, rank_part(stage, tp, tensor));
             known.insert(param);
         }
         for (mp, models) in &run.models {
@@ -292,7 +305,7 @@ impl<'a> Whole<'a> {
             for moment in found {
                 if known.insert(moment.param.clone()) || run.tp > 1 {
                     let name = self.names.of_param(&moment.param);
-                    let part = Part { stage, tp, tensor: moment.tensor };
+                    let part = rank_part(stage, tp, moment.tensor);
                     self.part(Section::Model, &name, &moment.param, part);
                 }
             }
@@ -335,7 +348,7 @@ impl<'a> Whole<'a> {
         for Held { stage, tp, moment } in std::mem::take(&mut self.masters) {
             let OptimizerState { state, param, tensor } = moment;
             let name = format!("optimizer.{state}.{}", self.names.of_param(&param));
-            self.part(Section::Optimizer, &name, &param, Part { stage, tp, tensor });
+            self.part(Section::Optimizer, &name, &param, rank_part(stage, tp, tensor));
         }
         for path in &self.run.folder.expert_optimizers {
             let message = "the optimizer of experts without ZeRO is not read".to_owned();
@@ -355,7 +368,7 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// What the biases of row-parallel layers are: as the configuration says, or as Megatron-DeepSpeed always has them.
+    /// The nature of the biases of row-parallel layers: as the configuration says, or as Megatron-DeepSpeed always has them.
     fn row_biases(&self) -> RowBiases {
         match self.run.run_args.get("gpt_j_residual") {
             Some(PlainValue::Bool(true)) => RowBiases::Partial,
@@ -395,15 +408,17 @@ impl<'a> Whole<'a> {
         let args =
             self.run.run_args.of_run().map(|args| ("args".to_owned(), PlainValue::Map(args)));
         catalog.state.extend(args);
-        let cuts = Cuts::new(&options.rules);
+        let shardings = std::mem::take(&mut self.shardings);
+        let rules = Rules::of_table(RULES, &options.rules).with_checkpoint(shardings);
         let from_masters = self.run.weights == Weights::Masters;
         let model_tp = if from_masters { self.master_tp() } else { self.run.tp };
-        let merge = |catalog: &mut Catalog, parts: &Parts, tp: u64| {
-            let merger = PartMerger {
+        let merge = |catalog: &mut Catalog, parts: &RankParts, tp: u64| {
+            let merger = Merger {
                 parts,
-                cuts: &cuts,
-                told: &self.told,
+                rules: &rules,
+                args: &self.run.run_args,
                 tp,
+                etp: tp,
                 row_biases: self.row_biases(),
             };
             for (name, held) in parts {
