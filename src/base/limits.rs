@@ -3,6 +3,45 @@
 //! The numbers are far above what real checkpoints need and far below what would hurt:
 //! a model file of a 4,096-rank run has some thousand tensors and a pickle of a few megabytes.
 
+use std::fmt;
+
+/// A file asks for more of something than is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OverLimit {
+    /// The thing that there is too much of, in the plural.
+    pub what: &'static str,
+    /// Number that is allowed.
+    pub limit: u64,
+    /// Number that was found, where it is known.
+    pub found: Option<u64>,
+}
+
+impl std::error::Error for OverLimit {}
+
+impl fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, limit, found } = self;
+        match found {
+            Some(found) => write!(f, "{found} {what}, more than the limit of {limit}"),
+            None => write!(f, "more {what} than the limit of {limit}"),
+        }
+    }
+}
+
+impl OverLimit {
+    /// More than a limit, where nobody counted how many.
+    #[must_use]
+    pub const fn new(what: &'static str, limit: u64) -> Self {
+        Self { what, limit, found: None }
+    }
+
+    /// As many as these, which are over a limit.
+    #[must_use]
+    pub const fn found(what: &'static str, limit: u64, found: u64) -> Self {
+        Self { what, limit, found: Some(found) }
+    }
+}
+
 /// Bounds on untrusted input.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -10,6 +49,11 @@ pub struct Limits {
     pub pickle_bytes: u64,
     /// Values that one pickle may build.
     pub pickle_values: usize,
+    /// Values that it may push onto its stack, for each that it may build: a reference takes a quarter of a value's bytes.
+    pub pickle_references: usize,
+    /// Digits of an integer that a pickle writes as text; CPython 3.11 and later stop there too
+    /// (`sys.int_info.default_max_str_digits`).
+    pub pickle_digits: usize,
     /// Bytes of one value's text, or of any other opcode, in a pickle that is read in pieces.
     pub pickle_opcode: usize,
     /// Bytes of a `.metadata`: those of large runs hold the save plans of all ranks.
@@ -20,10 +64,18 @@ pub struct Limits {
     pub metadata_names: usize,
     /// Bytes of the header of a safetensors file; the reference reader has the same limit.
     pub safetensors_header: u64,
+    /// Bytes of a `.zarray`; they have some hundred.
+    pub zarr_header: u64,
+    /// Bytes that an archive of one tensor may have besides those of the tensor, where it is decompressed.
+    pub archive_overhead: u64,
     /// Entries of one zip directory.
     pub archive_entries: usize,
     /// Levels of nesting that are followed when values are read back.
     pub depth: usize,
+    /// Flags that torch hangs on one tensor; it has two.
+    pub tensor_flags: usize,
+    /// Characters of a class's name that are quoted.
+    pub class_name: usize,
     /// Bytes of a dotted name.
     pub name: usize,
     /// Bytes that names, entries and pieces of one file's tensors come to, each entry and each further piece counted as [`ENTRY`].
@@ -38,6 +90,10 @@ pub struct Limits {
     pub boxes: usize,
     /// Pieces of one logical tensor.
     pub pieces: usize,
+    /// Levels of groups in groups, in the proof that boxes tile a tensor; straight cuts need one or two for each dimension.
+    pub tiling_levels: usize,
+    /// Pairs of boxes that the same proof compares: far more than any way of sharding needs.
+    pub tiling_pairs: u64,
     /// Dimensions of one tensor; torch itself stops at 64.
     pub rank: usize,
     /// Size of one dimension: so low that sums over all shards of a run and small multiples cannot overflow.
@@ -59,17 +115,31 @@ pub struct Limits {
 /// What an entry or a piece counts for, besides its name: about what it takes.
 pub const ENTRY: usize = 256;
 
+/// The tensors of one file come to more than [`Limits::metadata`].
+pub const OVER_METADATA: OverLimit =
+    OverLimit::new("bytes of tensor names and pieces", LIMITS.metadata as u64);
+
+/// The tensors of a checkpoint that knows no ranks come to more than [`Limits::global_metadata`].
+pub const OVER_GLOBAL_METADATA: OverLimit =
+    OverLimit::new("bytes of tensor names and pieces", LIMITS.global_metadata as u64);
+
 /// The limits in force.
 pub const LIMITS: Limits = Limits {
     pickle_bytes: 512 << 20,
     pickle_values: 32 << 20,
+    pickle_references: 4,
+    pickle_digits: 4300,
     pickle_opcode: 16 << 20,
     metadata_bytes: 4 << 30,
     metadata_values: 16 << 20,
     metadata_names: 256 << 20,
     safetensors_header: 100_000_000,
+    zarr_header: 64 << 10,
+    archive_overhead: 1 << 20,
     archive_entries: 4 << 20,
     depth: 64,
+    tensor_flags: 64,
+    class_name: 200,
     name: 4096,
     metadata: 80 << 20,
     global_metadata: 768 << 20,
@@ -77,6 +147,8 @@ pub const LIMITS: Limits = Limits {
     problems: 1000,
     boxes: 1 << 20,
     pieces: 1 << 17,
+    tiling_levels: 64,
+    tiling_pairs: 1 << 27,
     rank: 64,
     dim: 1 << 48,
     expanded: 1 << 32,

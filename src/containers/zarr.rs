@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::base::dtype::Dtype;
 use crate::base::extent::{Extent, numel, row_major};
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::FileSet;
 use crate::tensor::{
     ByteOrder, LogicalTensor, Source, StorageView, StoredError, StoredTensor, TensorError,
@@ -46,13 +46,15 @@ pub enum ZarrError {
         /// What it should be.
         expected: &'static str,
     },
-    /// More chunks than any tensor has.
-    #[error("shape {shape:?} in chunks of {chunks:?} makes more chunks than any tensor has")]
+    /// More chunks than the limit.
+    #[error("shape {shape:?} in chunks of {chunks:?}: {over}")]
     TooManyChunks {
         /// The array's shape.
         shape: Vec<u64>,
         /// The shape of a chunk.
         chunks: Vec<u64>,
+        /// The chunks that it makes.
+        over: OverLimit,
     },
     /// A chunk has another size than all chunks have.
     #[error("{}: {len} bytes, where a chunk has {expected}", path.display())]
@@ -140,11 +142,10 @@ pub fn open(files: &mut FileSet, folder: &Path, name: &str) -> Result<ZarrArray,
 }
 
 fn read(files: &FileSet, file: crate::storage::FileId) -> io::Result<Vec<u8>> {
-    /// Headers have some hundred bytes.
-    const LONGEST: u64 = 1 << 16;
     let len = files.whole(file).len;
-    let len = usize::try_from(len).ok().filter(|_| len <= LONGEST);
-    let mut bytes = vec![0; len.ok_or_else(|| io::Error::other("longer than any header"))?];
+    let over = OverLimit::found("bytes of a .zarray", LIMITS.zarr_header, len);
+    let len = usize::try_from(len).ok().filter(|_| len <= LIMITS.zarr_header);
+    let mut bytes = vec![0; len.ok_or_else(|| io::Error::other(over))?];
     files.read_exact_at(file, &mut bytes, 0)?;
     Ok(bytes)
 }
@@ -170,7 +171,7 @@ fn header(bytes: &[u8]) -> Result<ZarrHeader, ZarrError> {
     }
     let (shape, chunks) = (&header.shape, &header.chunks);
     if shape.len() > LIMITS.rank {
-        return Err(StoredError::Rank { rank: shape.len() }.into());
+        return Err(StoredError::rank(shape.len()).into());
     }
     if shape.iter().any(|&size| size > LIMITS.dim) || numel(shape).is_none() {
         return Err(StoredError::TooLarge { shape: header.shape }.into());
@@ -224,9 +225,10 @@ fn grid(header: &ZarrHeader) -> Result<Vec<u64>, ZarrError> {
     let grid: Vec<u64> = counts.collect();
     match numel(&grid) {
         Some(count) if count <= LIMITS.pieces as u64 => Ok(grid),
-        _ => Err(ZarrError::TooManyChunks {
+        count => Err(ZarrError::TooManyChunks {
             shape: header.shape.clone(),
             chunks: header.chunks.clone(),
+            over: OverLimit { what: "chunks", limit: LIMITS.pieces as u64, found: count },
         }),
     }
 }

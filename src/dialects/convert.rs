@@ -1,6 +1,6 @@
 //! Parts of another dialect -> the canonical tensor, or those of all experts, as views.
 
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::names::families::{Blocks, Conversion, Packed};
 use crate::tensor::{LogicalTensor, TensorError};
 
@@ -107,7 +107,8 @@ fn halves(tensor: &LogicalTensor, size: u64) -> Result<LogicalTensor, TensorErro
 
 fn experts(tensor: &LogicalTensor, packed: Packed) -> Result<Vec<LogicalTensor>, String> {
     if first_dim(tensor) > LIMITS.experts {
-        return Err(format!("{} experts are more than any layer has", first_dim(tensor)));
+        let over = OverLimit::found("experts in one layer", LIMITS.experts, first_dim(tensor));
+        return Err(over.to_string());
     }
     let each = |tensor: &LogicalTensor| {
         let is_turned = matches!(packed, Packed::Transposed | Packed::TransposedPairs);

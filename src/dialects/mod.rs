@@ -11,7 +11,7 @@ mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::base::limits::{ENTRY, LIMITS};
+use crate::base::limits::{ENTRY, LIMITS, OVER_GLOBAL_METADATA};
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Problem, Tied};
 use crate::names::families::{CanonicalPart, Conversion};
@@ -173,7 +173,7 @@ impl Translation {
                 let pieces: usize = tensors.iter().map(|tensor| tensor.pieces().len()).sum();
                 let bytes = pieces.saturating_mul(ENTRY);
                 left =
-                    left.checked_sub(bytes).ok_or((0, "more pieces than any model has".into()))?;
+                    left.checked_sub(bytes).ok_or_else(|| (0, OVER_GLOBAL_METADATA.to_string()))?;
                 let mut tensors = tensors.into_iter().enumerate();
                 tensors.try_for_each(|(number, tensor)| {
                     let name = canonical.replace('*', &number.to_string());

@@ -7,9 +7,10 @@ use thiserror::Error;
 
 use crate::base::dtype::Dtype;
 use crate::base::extent::{Extent, numel};
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::FileId;
 
+use super::stored::too_large;
 use super::tiling;
 use super::{Piece, StoredTensor};
 
@@ -91,6 +92,8 @@ pub struct Replica {
     pub pieces: Vec<Piece>,
 }
 
+const OVER_PIECES: OverLimit = OverLimit::new("pieces of one tensor", LIMITS.pieces as u64);
+
 /// Why pieces do not make a tensor.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -131,8 +134,8 @@ pub enum TensorError {
         /// Shape of the tensor.
         shape: Vec<u64>,
     },
-    /// A size or the element count is beyond what any tensor has.
-    #[error("shape {shape:?} is larger than any tensor")]
+    /// A size or the element count is over its limit.
+    #[error("{}", too_large(shape))]
     TooLarge {
         /// The shape as stored.
         shape: Vec<u64>,
@@ -147,12 +150,9 @@ pub enum TensorError {
         /// Shape of the tensor.
         shape: Vec<u64>,
     },
-    /// More chunks than the limit.
-    #[error("more than {} chunks", LIMITS.boxes)]
-    TooManyBoxes,
     /// More pieces than the limit.
-    #[error("more than {} pieces", LIMITS.pieces)]
-    TooManyPieces,
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// Some element has no bytes.
     #[error("no shard holds all of it: {covered} of {numel} elements are covered")]
     Gap {
@@ -161,8 +161,11 @@ pub enum TensorError {
         /// Elements of the tensor.
         numel: u64,
     },
-    /// Boxes that no cut takes apart, and far too many of them to compare all pairs.
-    #[error("its pieces lie too irregularly to prove that they are all there")]
+    /// Boxes that no cut takes apart, and too many of them to compare all pairs.
+    #[error(
+        "its pieces lie too irregularly to prove that they are all there: {}",
+        OverLimit::new("pairs of them to compare", LIMITS.tiling_pairs)
+    )]
     Irregular,
     /// Some element has bytes twice.
     #[error("two shards hold the same elements, from {at:?} on")]
@@ -209,7 +212,7 @@ impl LogicalTensor {
             Self { dtype, shape, source, pieces: Vec::new(), replicas: Vec::new(), merge };
         for (extent, stored) in boxes {
             if tensor.pieces.len() >= LIMITS.boxes {
-                return Err(TensorError::TooManyBoxes);
+                return Err(OverLimit::new("chunks of one tensor", LIMITS.boxes as u64).into());
             }
             tensor.put(extent, &stored)?;
         }
@@ -277,7 +280,7 @@ impl LogicalTensor {
         let shift = self.shape[dim];
         self.shape[dim] = total;
         if numel(&self.shape).is_none() {
-            return Err(TensorError::TooManyPieces);
+            return Err(TensorError::TooLarge { shape: self.shape.clone() });
         }
         let moved = |mut piece: Piece| {
             piece.extent.offsets[dim] += shift;
@@ -380,7 +383,8 @@ impl LogicalTensor {
         let further = self.replicas.iter().map(|replica| rows(&replica.pieces));
         let mut sizes = further.chain([count, rows(&self.pieces)]);
         let count = usize::try_from(count).ok().filter(|_| sizes.all(|size| size <= LIMITS.layers));
-        let count = count.ok_or(TensorError::TooManyPieces)?;
+        let over = OverLimit::new("indices of a dimension that is taken apart", LIMITS.layers);
+        let count = count.ok_or(over)?;
         let mut shape = self.shape.clone();
         shape.remove(dim);
         let source = |source: &Source| Self {
@@ -460,10 +464,10 @@ impl LogicalTensor {
         };
         let further = self.replicas.iter().map(|replica| rows(&replica.pieces));
         if further.chain([rows(&self.pieces)]).any(|rows| rows > LIMITS.pieces as u64) {
-            return Err(TensorError::TooManyPieces);
+            return Err(OVER_PIECES.into());
         }
         let size = outer.checked_mul(inner).filter(|&size| size <= LIMITS.dim);
-        let size = size.ok_or(TensorError::TooManyPieces)?;
+        let size = size.ok_or_else(|| TensorError::TooLarge { shape: self.shape.clone() })?;
         let element = self.dtype.size();
         let mut merged = self.map(|piece, out| piece.merge_axes(dim, inner, element, out));
         merged.shape.splice(dim..=dim + 1, [size]);
@@ -503,7 +507,7 @@ impl LogicalTensor {
         if self.pieces.len() <= LIMITS.pieces {
             return Ok(());
         }
-        Err(TensorError::TooManyPieces)
+        Err(OVER_PIECES.into())
     }
 
     /// Proves that the pieces tile the shape: none missing, none twice.

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::base::dtype::Dtype;
 use crate::base::extent;
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::Region;
 
 /// The order of the bytes of an element in a file.
@@ -45,12 +45,9 @@ pub struct StorageView {
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoredError {
-    /// More dimensions than any tensor has.
-    #[error("{rank} dimensions, more than {}", LIMITS.rank)]
-    Rank {
-        /// Number of sizes.
-        rank: usize,
-    },
+    /// More dimensions than the limit.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// Shape and strides do not belong together.
     #[error("{sizes} sizes but {strides} strides")]
     Strides {
@@ -59,14 +56,17 @@ pub enum StoredError {
         /// Number of strides.
         strides: usize,
     },
-    /// A size or the element count is beyond what any tensor has.
-    #[error("shape {shape:?} is larger than any tensor")]
+    /// A size or the element count is over its limit.
+    #[error("{}", too_large(shape))]
     TooLarge {
         /// The shape as stored.
         shape: Vec<u64>,
     },
-    /// The same bytes stand for more elements than those of any tensor.
-    #[error("shape {shape:?} makes far more elements than the {len} bytes of its storage hold")]
+    /// The same bytes stand for more elements than the limit.
+    #[error(
+        "shape {shape:?} makes more elements of a storage of {len} bytes than the limit of {}",
+        LIMITS.expanded
+    )]
     Expanded {
         /// The shape as stored.
         shape: Vec<u64>,
@@ -85,6 +85,24 @@ pub enum StoredError {
     },
 }
 
+/// The message for a shape that is over the limits.
+pub(super) fn too_large(shape: &[u64]) -> String {
+    format!(
+        "shape {shape:?} is over the limits: {} dimensions, {} in one dimension, {} elements",
+        LIMITS.rank,
+        LIMITS.dim,
+        i64::MAX
+    )
+}
+
+impl StoredError {
+    /// More dimensions than the limit.
+    #[must_use]
+    pub fn rank(rank: usize) -> Self {
+        OverLimit::found("dimensions", LIMITS.rank as u64, rank as u64).into()
+    }
+}
+
 impl StoredTensor {
     /// The tensor of this shape that a view of a storage is.
     ///
@@ -98,7 +116,7 @@ impl StoredTensor {
     ) -> Result<Self, StoredError> {
         let StorageView { storage, storage_offset, strides } = view;
         if shape.len() > LIMITS.rank {
-            return Err(StoredError::Rank { rank: shape.len() });
+            return Err(StoredError::rank(shape.len()));
         }
         if shape.len() != strides.len() {
             return Err(StoredError::Strides { sizes: shape.len(), strides: strides.len() });

@@ -6,20 +6,15 @@
 
 use super::TensorError;
 use crate::base::extent::Extent;
-
-/// Levels of groups in groups. Straight cuts need one or two for each dimension.
-const LEVELS: usize = 64;
+use crate::base::limits::LIMITS;
 
 /// Fewer boxes are compared pair by pair at once.
 const FEW: usize = 8;
 
-/// Pairs that are compared: far more than any way of sharding needs.
-const PAIRS: u64 = 1 << 27;
-
 /// Proves that these boxes, which lie inside the tensor, cover its elements once each.
 pub(super) fn prove(boxes: &mut [&Extent], numel: u64) -> Result<(), TensorError> {
-    let mut pairs = PAIRS;
-    if let Some(shared) = overlap(boxes, LEVELS, &mut pairs)? {
+    let mut pairs = LIMITS.tiling_pairs;
+    if let Some(shared) = overlap(boxes, LIMITS.tiling_levels, &mut pairs)? {
         return Err(TensorError::Overlap { at: shared.offsets });
     }
     // They are disjoint, so that the sum fits.
@@ -108,7 +103,10 @@ mod tests {
     fn a_grid_of_many_boxes_takes_few_steps() {
         let boxes = grid(400, 300);
         let mut pairs = 400 * 300;
-        assert_eq!(overlap(&mut boxes.iter().collect::<Vec<_>>(), LEVELS, &mut pairs), Ok(None));
+        assert_eq!(
+            overlap(&mut boxes.iter().collect::<Vec<_>>(), LIMITS.tiling_levels, &mut pairs),
+            Ok(None)
+        );
         assert_eq!(prove_all(&boxes, 400 * 300 * 6), Ok(()));
     }
 
@@ -170,7 +168,7 @@ mod tests {
                 }
             }
             let is_twice = count.iter().flatten().any(|count| *count > 1);
-            let found = overlap(&mut boxes.iter().collect::<Vec<_>>(), LEVELS, &mut PAIRS.clone());
+            let found = overlap(&mut boxes.iter().collect::<Vec<_>>(), LIMITS.tiling_levels, &mut LIMITS.tiling_pairs.clone());
             prop_assert_eq!(found.is_ok_and(|found| found.is_some()), is_twice);
         }
     }

@@ -13,8 +13,7 @@ use std::sync::Arc;
 
 use super::plans::PlansRange;
 use super::record::{Class, Record};
-use crate::base::limits::LIMITS;
-use crate::containers::torch::TooMany;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::containers::torch::pickle::stream::{MemoPlan, Next, StreamError, each_op};
 use crate::containers::torch::pickle::{Op, PickleErrorKind, PickleResult};
 use crate::storage::{FileSet, Region};
@@ -218,7 +217,7 @@ impl MetadataMachine {
     fn push(&mut self, value: MetadataValue) -> PickleResult {
         let limit = LIMITS.metadata_values;
         if self.stack.len() + self.members >= limit {
-            return Err(TooMany { what: "values at a time", limit }.into());
+            return Err(OverLimit::new("values at a time", limit as u64).into());
         }
         self.stack.push(value);
         Ok(())
@@ -245,7 +244,7 @@ impl MetadataMachine {
     fn mark(&mut self) -> PickleResult {
         let limit = LIMITS.metadata_values;
         if self.marks.len() >= limit {
-            return Err(TooMany { what: "marks", limit }.into());
+            return Err(OverLimit::new("marks", limit as u64).into());
         }
         self.marks.push(self.stack.len());
         Ok(())
@@ -530,8 +529,8 @@ impl MetadataMachine {
         const ENTRY: usize = 48;
         self.interned = self.interned.saturating_add(bytes + ENTRY);
         if self.interned > LIMITS.metadata_names {
-            let limit = LIMITS.metadata_names;
-            return Err(TooMany { what: "bytes of different names and shapes", limit }.into());
+            let limit = LIMITS.metadata_names as u64;
+            return Err(OverLimit::new("bytes of different names and shapes", limit).into());
         }
         Ok(())
     }

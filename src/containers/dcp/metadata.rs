@@ -11,7 +11,7 @@ use super::record::{
     Described, MetadataRecord, Record, StorageInfo, StoredAt, TensorStorageMetadata,
 };
 use super::{DcpError, Fault};
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileId, FileSet};
 
 /// The file that the coordinator writes last.
@@ -171,7 +171,8 @@ fn rank_of_data(name: &str) -> Option<u64> {
 fn read_one(path: &Path, file: FileId, files: &FileSet) -> Result<MetadataRecord, DcpError> {
     let region = files.whole(file);
     if region.len > LIMITS.metadata_bytes {
-        return Err(DcpError::TooLong { path: path.to_path_buf(), len: region.len });
+        let over = OverLimit::found("bytes of metadata", LIMITS.metadata_bytes, region.len);
+        return Err(DcpError::TooLong { path: path.to_path_buf(), over });
     }
     let damaged = |source| DcpError::Metadata { path: path.to_path_buf(), source };
     let (root, machine) = machine::run(files, region).map_err(damaged)?;

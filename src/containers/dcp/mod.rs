@@ -45,7 +45,7 @@ pub use slice::SliceError;
 
 use crate::base::dtype::Dtype;
 use crate::base::extent::{Extent, numel};
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::containers::torch::TorchFile;
 use crate::containers::torch::pickle::stream::StreamError;
 use crate::storage::{FileId, FileSet, Region};
@@ -86,13 +86,13 @@ pub enum DcpError {
         /// The folder.
         path: PathBuf,
     },
-    /// More bytes than any metadata has.
-    #[error("{}: {len} bytes, more than {}", path.display(), LIMITS.metadata_bytes)]
+    /// More bytes than the limit.
+    #[error("{}: {over}", path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// Its length.
-        len: u64,
+        /// Its bytes.
+        over: OverLimit,
     },
     /// A damaged pickle.
     #[error("{}: cannot be read; copy or save the checkpoint again", path.display())]
@@ -185,7 +185,11 @@ impl Checkpoint {
             for chunk in &tensor.chunks {
                 if let Some(place) = &chunk.place {
                     let bytes = numel(&chunk.sizes).and_then(|count| count.checked_mul(element));
-                    slices.prepare(place, files, bytes.unwrap_or(0).saturating_add(ARCHIVE));
+                    slices.prepare(
+                        place,
+                        files,
+                        bytes.unwrap_or(0).saturating_add(LIMITS.archive_overhead),
+                    );
                 }
             }
         }
@@ -256,9 +260,6 @@ impl TensorMeta {
         Ok(tensor)
     }
 }
-
-/// What an archive may have of bytes besides those of its tensor.
-const ARCHIVE: u64 = 1 << 20;
 
 /// The data files of a checkpoint, and what was unpacked of them.
 #[derive(Debug)]

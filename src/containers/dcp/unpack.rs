@@ -11,6 +11,7 @@ use std::sync::Arc;
 use ruzstd::decoding::StreamingDecoder;
 
 use super::slice::SliceError;
+use crate::base::limits::OverLimit;
 use crate::storage::{FileId, FileSet, Region};
 
 /// Bytes that are read or written at a time.
@@ -70,7 +71,7 @@ impl Spool {
         while !source.fill_buf()?.is_empty() {
             let mut frame = StreamingDecoder::new(&mut source).map_err(io::Error::other)?;
             let written = io::copy(&mut frame.by_ref().take(left.saturating_add(1)), &mut out)?;
-            let too_much = || io::Error::other(format!("more than {limit} bytes come out of it"));
+            let too_much = || io::Error::other(OverLimit::new("decompressed bytes", limit));
             left = left.checked_sub(written).ok_or_else(too_much)?;
             let frame = frame.into_frame_decoder();
             let written_sum = frame.get_checksum_from_data();

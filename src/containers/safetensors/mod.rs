@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::base::dtype::Dtype;
 use crate::base::extent::numel;
-use crate::base::limits::{ENTRY, LIMITS};
+use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA, OverLimit};
 use crate::storage::{FileSet, Region, is_lfs_pointer};
 use crate::tensor::{ByteOrder, StoredError, StoredTensor};
 
@@ -78,11 +78,8 @@ pub enum SafetensorsError {
         len: u64,
     },
     /// A header longer than the reference reader takes.
-    #[error("a header of {header} bytes, more than {}", LIMITS.safetensors_header)]
-    HeaderTooLong {
-        /// Length of the header as announced.
-        header: u64,
-    },
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// The header is no JSON, or not that of safetensors.
     #[error("the safetensors header cannot be read: {what}")]
     Header {
@@ -196,7 +193,8 @@ fn read_header(files: &FileSet, region: Region) -> Result<Vec<u8>, SafetensorsEr
         return Err(SafetensorsError::HeaderBeyondFile { header, len: region.len });
     }
     if header > LIMITS.safetensors_header {
-        return Err(SafetensorsError::HeaderTooLong { header });
+        let limit = LIMITS.safetensors_header;
+        return Err(OverLimit::found("bytes of a safetensors header", limit, header).into());
     }
     let mut bytes = vec![0; usize::try_from(header).map_err(io::Error::other)?];
     files.read_exact_at(region.file, &mut bytes, region.offset + PREFIX)?;
@@ -295,11 +293,12 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 continue;
             }
             if name.len() > LIMITS.name {
-                return Err(A::Error::custom("a name longer than that of any tensor"));
+                let (limit, found) = (LIMITS.name as u64, name.len() as u64);
+                return Err(A::Error::custom(OverLimit::found("bytes of a name", limit, found)));
             }
             left = left
                 .checked_sub(name.len() + ENTRY)
-                .ok_or_else(|| A::Error::custom("more tensors than any model has"))?;
+                .ok_or_else(|| A::Error::custom(OVER_METADATA))?;
             if header.entries.insert(name.clone(), map.next_value()?).is_some() {
                 header.repeated.push(name);
             }

@@ -288,8 +288,7 @@ impl Values {
 
 /// A part of a class's name: what no class is called is cut, so that naming it costs no more than a line.
 fn shortened(name: &str) -> &str {
-    const LONGEST: usize = 200;
-    let end = name.char_indices().map(|(at, _)| at).nth(LONGEST).unwrap_or(name.len());
+    let end = name.char_indices().map(|(at, _)| at).nth(LIMITS.class_name).unwrap_or(name.len());
     &name[..end]
 }
 

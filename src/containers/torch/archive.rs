@@ -11,7 +11,7 @@ use rawzip::{CompressionMethod, ReaderAt, ZipArchive, ZipFileHeaderRecord};
 use thiserror::Error;
 
 use super::peek::{EDGE, Peek};
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region};
 
 /// One record of an archive.
@@ -51,12 +51,9 @@ pub enum ArchiveError {
         /// What the zip reader stumbled over.
         what: String,
     },
-    /// More entries than any checkpoint has.
-    #[error("{count} zip entries, more than {}", LIMITS.archive_entries)]
-    TooManyEntries {
-        /// What the directory announces.
-        count: u64,
-    },
+    /// More entries than the limit.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// The directory holds another number of entries than it announces.
     #[error("the zip directory announces {announced} entries and holds {found}")]
     EntryCount {
@@ -186,7 +183,7 @@ fn list(peek: &Peek<'_>) -> Result<(Vec<Listed>, u64), ArchiveError> {
         .map_err(|(_, error)| damaged(error, len))?;
     let announced = zip.entries_hint();
     if usize::try_from(announced).map_or(true, |count| count > LIMITS.archive_entries) {
-        return Err(ArchiveError::TooManyEntries { count: announced });
+        return Err(over(announced).into());
     }
     if len.saturating_sub(zip.directory_offset()) > EDGE as u64 {
         buffer.resize(rawzip::RECOMMENDED_BUFFER_SIZE, 0);
@@ -208,11 +205,15 @@ fn list_entries(
     let mut entries = zip.entries(buffer);
     while let Some(record) = entries.next_entry().map_err(|error| damaged(error, len))? {
         if listed.len() >= LIMITS.archive_entries {
-            return Err(ArchiveError::TooManyEntries { count: listed.len() as u64 + 1 });
+            return Err(over(listed.len() as u64 + 1).into());
         }
         listed.push(list_entry(&record)?);
     }
     Ok(listed)
+}
+
+fn over(found: u64) -> OverLimit {
+    OverLimit::found("zip entries", LIMITS.archive_entries as u64, found)
 }
 
 fn list_entry(record: &ZipFileHeaderRecord<'_>) -> Result<Listed, ArchiveError> {

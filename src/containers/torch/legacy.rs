@@ -17,7 +17,7 @@ use thiserror::Error;
 use super::pickle::{self, Pickle, PickleError, PickleErrorKind};
 use super::rebuild::{RebuildError, StorageId, Storages, key_text};
 use super::value::{Value, ValueId, Values};
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region};
 use crate::tensor::ByteOrder;
 
@@ -38,8 +38,8 @@ pub enum LegacyError {
         source: PickleError,
     },
     /// The pickles fill more of the file than is allowed.
-    #[error("the pickles of the stream are longer than {} bytes", LIMITS.pickle_bytes)]
-    TooLong,
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// Another version of the stream.
     #[error("stream protocol {0} is not known (1001 is)")]
     Protocol(String),
@@ -166,11 +166,12 @@ impl Stream<'_> {
         }
         let want = have.saturating_mul(4).max(FIRST_WINDOW);
         let want = want.min(self.region.len).min(LIMITS.pickle_bytes);
+        let over = OverLimit::new("bytes of pickles in the stream", LIMITS.pickle_bytes);
         if want <= have {
-            return Err(LegacyError::TooLong);
+            return Err(over.into());
         }
-        self.head.resize(usize::try_from(want).map_err(|_| LegacyError::TooLong)?, 0);
-        let start = usize::try_from(have).map_err(|_| LegacyError::TooLong)?;
+        let start = self.head.len();
+        self.head.resize(usize::try_from(want).map_err(|_| over)?, 0);
         let offset = self.region.offset + have;
         self.files.read_exact_at(self.region.file, &mut self.head[start..], offset)?;
         Ok(true)

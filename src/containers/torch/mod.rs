@@ -26,12 +26,12 @@ use thiserror::Error;
 pub use archive::{Archive, ArchiveError, ZipEntry};
 pub use legacy::LegacyError;
 pub use rebuild::RebuildError;
-pub use value::{Call, TooMany, Value, ValueId, Values};
+pub use value::{Call, Value, ValueId, Values};
 
 use self::peek::Peek;
 use self::pickle::PickleError;
 use self::rebuild::Storages;
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region, is_lfs_pointer};
 use crate::tensor::{ByteOrder, StoredTensor};
 
@@ -105,13 +105,13 @@ pub enum TorchError {
         /// Another.
         second: String,
     },
-    /// A pickle that is larger than any checkpoint's.
-    #[error("{name:?} has {len} bytes, more than {}", LIMITS.pickle_bytes)]
+    /// A pickle that is over the limit.
+    #[error("zip entry {name:?}: {over}")]
     PickleTooLong {
         /// The zip entry.
         name: String,
-        /// Its length.
-        len: u64,
+        /// Its bytes.
+        over: OverLimit,
     },
     /// The pickle cannot be read.
     #[error("zip entry {name:?}")]
@@ -259,7 +259,8 @@ fn read_pickle(peek: &Peek<'_>, entry: &ZipEntry) -> Result<pickle::Pickle, Torc
     let len = entry.region.len;
     let fitting = usize::try_from(len).ok().filter(|_| len <= LIMITS.pickle_bytes);
     let Some(fitting) = fitting else {
-        return Err(TorchError::PickleTooLong { name: entry.name.clone(), len });
+        let over = OverLimit::found("bytes of a pickle", LIMITS.pickle_bytes, len);
+        return Err(TorchError::PickleTooLong { name: entry.name.clone(), over });
     };
     let mut bytes = vec![0; fitting];
     peek.read_part(&mut bytes, entry.region)?;

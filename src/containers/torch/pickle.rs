@@ -17,8 +17,8 @@ use thiserror::Error;
 pub use self::op::{NoOp, Op, decode};
 
 use self::machine::PickleMachine;
-use super::value::{TooMany, ValueId, Values};
-use crate::base::limits::{LIMITS, Limits};
+use super::value::{ValueId, Values};
+use crate::base::limits::{LIMITS, Limits, OverLimit};
 
 /// What one pickle holds.
 #[derive(Debug)]
@@ -88,13 +88,13 @@ pub enum PickleErrorKind {
     BadText(&'static str),
     /// More than this process is willing to hold.
     #[error("the pickle needs {0}")]
-    TooMany(TooMany),
+    OverLimit(OverLimit),
 }
 
 // Not `#[from]`, which would make it a source and have it said twice.
-impl From<TooMany> for PickleErrorKind {
-    fn from(too_many: TooMany) -> Self {
-        Self::TooMany(too_many)
+impl From<OverLimit> for PickleErrorKind {
+    fn from(over: OverLimit) -> Self {
+        Self::OverLimit(over)
     }
 }
 

@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::value::{Value, ValueId, Values};
 use crate::base::dtype::Dtype;
 use crate::base::extent;
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::Region;
 use crate::tensor::{ByteOrder, StorageView, StoredError, StoredTensor};
 
@@ -117,9 +117,9 @@ pub enum RebuildError {
         #[source]
         source: StoredError,
     },
-    /// Wrappers around wrappers without end.
-    #[error("a tensor is wrapped more than {} times", LIMITS.depth)]
-    TooDeep,
+    /// Wrappers around wrappers without end, or as many flags.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
 }
 
 /// What a function makes of its arguments.
@@ -294,7 +294,7 @@ pub(super) fn tensor(
             }
         }
     }
-    Err(RebuildError::TooDeep)
+    Err(OverLimit::new("wrappers around one tensor", LIMITS.depth as u64).into())
 }
 
 /// What a callable would make, if it makes tensors.
@@ -371,10 +371,9 @@ fn check_metadata(
     function: &'static str,
     metadata: ValueId,
 ) -> Result<(), RebuildError> {
-    const MOST: usize = 64;
-    let flags = values.mapping(metadata).map(|flags| flags.take(MOST + 1).count());
-    if flags.is_some_and(|count| count > MOST) {
-        return Err(RebuildError::Arguments { function, what: "it has too many flags" });
+    let flags = values.mapping(metadata).map(|flags| flags.take(LIMITS.tensor_flags + 1).count());
+    if flags.is_some_and(|count| count > LIMITS.tensor_flags) {
+        return Err(OverLimit::new("flags on one tensor", LIMITS.tensor_flags as u64).into());
     }
     let is_set = |name| {
         values.dict_get(metadata, name).is_some_and(|flag| values.as_bool(flag) != Some(false))

@@ -6,7 +6,7 @@
 
 use std::num::NonZeroU32;
 
-use thiserror::Error;
+use crate::base::limits::OverLimit;
 
 /// One value of a [`Values`] arena. Two equal ids are one and the same Python object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,16 +96,6 @@ pub struct Call<'a> {
     pub items: &'a [(ValueId, ValueId)],
     /// What APPEND, APPENDS and ADDITEMS added.
     pub appends: &'a [ValueId],
-}
-
-/// A pickle needs more of something than is allowed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("more than {limit} {what}")]
-pub struct TooMany {
-    /// What there is too much of.
-    pub what: &'static str,
-    /// How much is allowed.
-    pub limit: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -237,9 +227,9 @@ impl Values {
         Call { callable, args, kwargs, state, items, appends }
     }
 
-    fn add(&mut self, slot: ValueSlot) -> Result<ValueId, TooMany> {
+    fn add(&mut self, slot: ValueSlot) -> Result<ValueId, OverLimit> {
         let used = self.slots.len();
-        let full = TooMany { what: "values", limit: self.limit };
+        let full = OverLimit::new("values", self.limit as u64);
         if used - SHARED >= self.limit {
             return Err(full);
         }
@@ -263,7 +253,7 @@ impl Values {
         shared(3)
     }
 
-    pub(super) fn new_int(&mut self, value: i64) -> Result<ValueId, TooMany> {
+    pub(super) fn new_int(&mut self, value: i64) -> Result<ValueId, OverLimit> {
         match u8::try_from(value) {
             Ok(small) => Ok(shared(4 + u32::from(small))),
             Err(_) => self.add(ValueSlot::Int(value)),
@@ -271,7 +261,7 @@ impl Values {
     }
 
     /// An integer from little-endian two's complement.
-    pub(super) fn new_long(&mut self, bytes: &[u8]) -> Result<ValueId, TooMany> {
+    pub(super) fn new_long(&mut self, bytes: &[u8]) -> Result<ValueId, OverLimit> {
         let bytes = without_sign_padding(bytes);
         let fill = if bytes.last().is_some_and(|&top| top >= 0x80) { 0xff } else { 0 };
         let mut word = [fill; 8];
@@ -283,30 +273,30 @@ impl Values {
         self.add(ValueSlot::BigInt(span))
     }
 
-    pub(super) fn new_float(&mut self, value: f64) -> Result<ValueId, TooMany> {
+    pub(super) fn new_float(&mut self, value: f64) -> Result<ValueId, OverLimit> {
         self.add(ValueSlot::Float(value))
     }
 
     /// Text where the bytes are UTF-8, bytes otherwise.
-    pub(super) fn new_str(&mut self, bytes: &[u8]) -> Result<ValueId, TooMany> {
+    pub(super) fn new_str(&mut self, bytes: &[u8]) -> Result<ValueId, OverLimit> {
         let Ok(text) = str::from_utf8(bytes) else { return self.new_bytes(bytes) };
         let span = span_at(self.text.len(), text.len(), "bytes of text")?;
         self.text.push_str(text);
         self.add(ValueSlot::Str(span))
     }
 
-    pub(super) fn new_bytes(&mut self, bytes: &[u8]) -> Result<ValueId, TooMany> {
+    pub(super) fn new_bytes(&mut self, bytes: &[u8]) -> Result<ValueId, OverLimit> {
         let span = self.raw_span(bytes)?;
         self.add(ValueSlot::Bytes(span))
     }
 
-    fn raw_span(&mut self, bytes: &[u8]) -> Result<Span, TooMany> {
+    fn raw_span(&mut self, bytes: &[u8]) -> Result<Span, OverLimit> {
         let span = span_at(self.raw.len(), bytes.len(), "bytes of bytes objects")?;
         self.raw.extend_from_slice(bytes);
         Ok(span)
     }
 
-    pub(super) fn new_tuple(&mut self, members: &[ValueId]) -> Result<ValueId, TooMany> {
+    pub(super) fn new_tuple(&mut self, members: &[ValueId]) -> Result<ValueId, OverLimit> {
         if members.is_empty() {
             return Ok(self.new_empty_tuple());
         }
@@ -314,30 +304,30 @@ impl Values {
         self.add(ValueSlot::Tuple(span))
     }
 
-    pub(super) fn new_frozen_set(&mut self, members: &[ValueId]) -> Result<ValueId, TooMany> {
+    pub(super) fn new_frozen_set(&mut self, members: &[ValueId]) -> Result<ValueId, OverLimit> {
         let span = self.member_span(members)?;
         self.add(ValueSlot::FrozenSet(span))
     }
 
-    fn member_span(&mut self, members: &[ValueId]) -> Result<Span, TooMany> {
+    fn member_span(&mut self, members: &[ValueId]) -> Result<Span, OverLimit> {
         let span = span_at(self.members.len(), members.len(), "tuple members")?;
         self.members.extend_from_slice(members);
         Ok(span)
     }
 
-    pub(super) fn new_list(&mut self, members: &[ValueId]) -> Result<ValueId, TooMany> {
+    pub(super) fn new_list(&mut self, members: &[ValueId]) -> Result<ValueId, OverLimit> {
         let index = index_of(&self.lists)?;
         self.lists.push(members.to_vec());
         self.add(ValueSlot::List(index))
     }
 
-    pub(super) fn new_set(&mut self) -> Result<ValueId, TooMany> {
+    pub(super) fn new_set(&mut self) -> Result<ValueId, OverLimit> {
         let index = index_of(&self.lists)?;
         self.lists.push(Vec::new());
         self.add(ValueSlot::Set(index))
     }
 
-    pub(super) fn new_dict(&mut self) -> Result<ValueId, TooMany> {
+    pub(super) fn new_dict(&mut self) -> Result<ValueId, OverLimit> {
         let index = index_of(&self.dicts)?;
         self.dicts.push(Vec::new());
         self.add(ValueSlot::Dict(index))
@@ -348,7 +338,7 @@ impl Values {
         &mut self,
         module: ValueId,
         name: ValueId,
-    ) -> Result<Option<ValueId>, TooMany> {
+    ) -> Result<Option<ValueId>, OverLimit> {
         let is_text = |id: ValueId| matches!(self.slots[id.index()], ValueSlot::Str(_));
         if !is_text(module) || !is_text(name) {
             return Ok(None);
@@ -361,13 +351,13 @@ impl Values {
         callable: ValueId,
         args: ValueId,
         kwargs: Option<ValueId>,
-    ) -> Result<ValueId, TooMany> {
+    ) -> Result<ValueId, OverLimit> {
         let index = index_of(&self.calls)?;
         self.calls.push(CallSlot { callable, args, kwargs, state: None, contents: None });
         self.add(ValueSlot::Call(index))
     }
 
-    pub(super) fn new_persistent(&mut self, id: ValueId) -> Result<ValueId, TooMany> {
+    pub(super) fn new_persistent(&mut self, id: ValueId) -> Result<ValueId, OverLimit> {
         self.add(ValueSlot::Persistent(id))
     }
 
@@ -425,8 +415,8 @@ fn shared(index: u32) -> ValueId {
     ValueId(NonZeroU32::MIN.saturating_add(index))
 }
 
-fn span_at(start: usize, len: usize, what: &'static str) -> Result<Span, TooMany> {
-    let full = TooMany { what, limit: u32::MAX as usize };
+fn span_at(start: usize, len: usize, what: &'static str) -> Result<Span, OverLimit> {
+    let full = OverLimit::new(what, u32::MAX.into());
     let end = start.checked_add(len).ok_or(full)?;
     match (u32::try_from(start), u32::try_from(len), u32::try_from(end)) {
         (Ok(start), Ok(len), Ok(_)) => Ok(Span { start, len }),
@@ -434,8 +424,8 @@ fn span_at(start: usize, len: usize, what: &'static str) -> Result<Span, TooMany
     }
 }
 
-fn index_of<T>(all: &[T]) -> Result<u32, TooMany> {
-    u32::try_from(all.len()).map_err(|_| TooMany { what: "containers", limit: u32::MAX as usize })
+fn index_of<T>(all: &[T]) -> Result<u32, OverLimit> {
+    u32::try_from(all.len()).map_err(|_| OverLimit::new("containers", u32::MAX.into()))
 }
 
 /// Two's complement without the top bytes that only repeat the sign.

@@ -1,7 +1,6 @@
 //! Numbers and strings as the text opcodes of protocols 0 and 1 spell them.
 
-/// Digits that an integer may have in text; CPython 3.11 and later stop there too (`sys.int_info.default_max_str_digits`).
-const MAX_DIGITS: usize = 4300;
+use crate::base::limits::LIMITS;
 
 /// A decimal integer as little-endian two's complement.
 pub(super) fn integer(text: &[u8]) -> Option<Vec<u8>> {
@@ -10,7 +9,8 @@ pub(super) fn integer(text: &[u8]) -> Option<Vec<u8>> {
         [b'+', digits @ ..] => (false, digits),
         digits => (false, digits),
     };
-    if digits.is_empty() || digits.len() > MAX_DIGITS || !digits.iter().all(u8::is_ascii_digit) {
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    if !is_number || digits.len() > LIMITS.pickle_digits {
         return None;
     }
     let mut bytes = Vec::new();

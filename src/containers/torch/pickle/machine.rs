@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::super::value::{TooMany, Value, ValueId, Values};
+use super::super::value::{Value, ValueId, Values};
 use super::{NoOp, Op, PickleErrorKind, PickleResult, decode, literal};
-use crate::base::limits::Limits;
+use crate::base::limits::{Limits, OverLimit};
 
 pub(super) struct PickleMachine<'a> {
     input: &'a [u8],
@@ -17,9 +17,6 @@ pub(super) struct PickleMachine<'a> {
     limits: Limits,
     pushed: usize,
 }
-
-/// References cost four bytes each in a container, values sixteen: so many more of them are allowed.
-const REFERENCES_PER_VALUE: usize = 4;
 
 impl<'a> PickleMachine<'a> {
     pub(super) fn new(input: &'a [u8], limits: &Limits) -> Self {
@@ -61,13 +58,13 @@ impl<'a> PickleMachine<'a> {
 impl PickleMachine<'_> {
     pub(super) fn push(&mut self, id: ValueId) -> PickleResult {
         self.pushed += 1;
-        let limit = self.limits.pickle_values.saturating_mul(REFERENCES_PER_VALUE);
+        let limit = self.limits.pickle_values.saturating_mul(self.limits.pickle_references);
         if self.pushed > limit {
-            return Err(TooMany { what: "references", limit }.into());
+            return Err(OverLimit::new("references", limit as u64).into());
         }
-        if self.stack.len() >= self.limits.pickle_values {
-            let limit = self.limits.pickle_values;
-            return Err(TooMany { what: "values on its stack", limit }.into());
+        let limit = self.limits.pickle_values;
+        if self.stack.len() >= limit {
+            return Err(OverLimit::new("values on its stack", limit as u64).into());
         }
         self.stack.push(id);
         Ok(())
@@ -93,7 +90,7 @@ impl PickleMachine<'_> {
 
     pub(super) fn mark(&mut self) -> PickleResult {
         let limit = self.limits.pickle_values;
-        let full = TooMany { what: "marks", limit };
+        let full = OverLimit::new("marks", limit as u64);
         if self.marks.len() >= limit {
             return Err(full.into());
         }

@@ -6,8 +6,8 @@
 
 use std::io;
 
-use super::{NoOp, Op, PickleError, PickleErrorKind, TooMany, decode};
-use crate::base::limits::LIMITS;
+use super::{NoOp, Op, PickleError, PickleErrorKind, decode};
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region};
 
 /// Why a pickle cannot be read in pieces.
@@ -113,9 +113,9 @@ impl OpWindow<'_> {
             return Err(error(PickleErrorKind::UnexpectedEnd).into());
         }
         let limit = LIMITS.pickle_opcode;
+        let over = OverLimit::found("bytes in one value", limit as u64, needed);
         let needed = usize::try_from(needed).ok().filter(|&needed| needed <= limit);
-        let needed =
-            needed.ok_or_else(|| error(TooMany { what: "bytes in one value", limit }.into()))?;
+        let needed = needed.ok_or_else(|| error(over.into()))?;
         let len = needed.max(CHUNK).max(have * 2).min(usize::try_from(left).unwrap_or(usize::MAX));
         self.bytes.drain(..self.at);
         self.bytes.resize(len, 0);

@@ -378,7 +378,7 @@ fn rejects_the_rest() {
 fn rejects_more_than_the_limits() {
     let limits = Limits { pickle_values: 100, ..LIMITS };
     let fails = |input: &[u8]| match read_within(input, &limits).unwrap_err().kind {
-        PickleErrorKind::TooMany(TooMany { what, .. }) => what,
+        PickleErrorKind::OverLimit(OverLimit { what, .. }) => what,
         other => unreachable!("{other}"),
     };
     assert_eq!(fails(&b"]".repeat(200)), "values");

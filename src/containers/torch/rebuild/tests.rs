@@ -170,11 +170,11 @@ fn wrappers_of_wrappers_end() {
     for _ in 0..LIMITS.depth {
         pickle = format!("ctorch._utils\n_rebuild_parameter\n({pickle}I00\nNtR");
     }
-    assert_eq!(rebuild(&pickle), Err(RebuildError::TooDeep));
+    assert!(matches!(rebuild(&pickle), Err(RebuildError::OverLimit(_))));
     // A list of arguments that holds the call itself.
     let cycle = "(lp0\n0ctorch._tensor\n_rebuild_from_type\n(ctorch._tensor\n_rebuild_from_type\nNg0\ntRp1\n0\
         g0\nctorch._tensor\n_rebuild_from_type\naNag0\na0g1\n";
-    assert_eq!(rebuild(cycle), Err(RebuildError::TooDeep));
+    assert!(matches!(rebuild(cycle), Err(RebuildError::OverLimit(_))));
 }
 
 #[test]
