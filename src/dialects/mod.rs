@@ -59,11 +59,11 @@ fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
     let counts = HeadCounts::of(&sources);
     let zero_centered_gamma = sources.others("apply_layernorm_1p") == Some(&PlainValue::Bool(true));
     if zero_centered_gamma && !naming.are_norms_zero_centered() {
-        let note = "the other side's weights of norms are less one (apply_layernorm_1p), these are not: they differ by one";
+        let note = "norm weights are stored as w - 1 on the other side (apply_layernorm_1p) and as w here: they differ by one";
         side.notes.push(note.to_owned());
     }
     if !matches!(naming, SourceNaming::Megatron(..)) {
-        side.notes.push(format!("names of {} models, made Megatron's", naming.name()));
+        side.notes.push(format!("names of {} models, mapped to Megatron names", naming.name()));
     }
     let quantized = names.iter().filter_map(|name| quantized_by(name));
     let quantized = quantized.filter(|weight| names.binary_search(weight).is_ok());

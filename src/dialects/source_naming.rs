@@ -69,7 +69,7 @@ impl SourceNaming {
         }
     }
 
-    /// Whether the weights of its norms are stored less one.
+    /// True where its norm weights are stored as w - 1.
     pub(super) fn are_norms_zero_centered(&self) -> bool {
         match self {
             Self::Family(family, _) => family.are_norms_zero_centered,

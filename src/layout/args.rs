@@ -191,6 +191,37 @@ static NAMES: &[&str] = &[
     "world_size",
 ];
 
+/// The known names that are most like this one, the nearest first.
+fn closest(name: &str) -> Vec<&'static str> {
+    let mut names = NAMES.to_vec();
+    names
+        .sort_by_key(|known| (std::cmp::Reverse(shared_words(name, known)), distance(name, known)));
+    names.truncate(4);
+    names
+}
+
+/// Words of a name that the other one has too, in the singular or the plural.
+fn shared_words(name: &str, known: &str) -> usize {
+    let is_shared = |word: &&str| {
+        known.split('_').any(|other| other.starts_with(word) || word.starts_with(other))
+    };
+    name.split('_').filter(|word| !word.is_empty()).filter(is_shared).count()
+}
+
+/// Characters to insert, drop or replace until one name is the other.
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
+    for (at, char) in (1..).zip(one.chars()) {
+        let mut diagonal = std::mem::replace(&mut row[0], at);
+        for (column, known) in (1..).zip(other.chars()) {
+            let replaced = diagonal + usize::from(char != known);
+            diagonal = row[column];
+            row[column] = replaced.min(diagonal + 1).min(row[column - 1] + 1);
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
+
 /// Reads `NAME=VALUE` as the command line gives it: a Python literal of the simple kinds.
 ///
 /// # Errors
@@ -201,6 +232,7 @@ static NAMES: &[&str] = &[
 /// use ckptcmp::layout::parse_run_arg;
 /// assert_eq!(parse_run_arg("num_experts=8"), Ok(("num_experts".to_owned(), PlainValue::Int(8))));
 /// assert!(parse_run_arg("swiglu").is_err());
+/// assert!(parse_run_arg("expert_num=8").is_err_and(|message| message.contains("num_experts")));
 /// ```
 pub fn parse_run_arg(text: &str) -> Result<(String, PlainValue), String> {
     let (name, value) = text.split_once('=').ok_or("not of the form NAME=VALUE")?;
@@ -208,7 +240,10 @@ pub fn parse_run_arg(text: &str) -> Result<(String, PlainValue), String> {
     let newer = ALIASES.iter().find(|(_, older)| *older == name).map(|(newer, _)| *newer);
     let name = newer.unwrap_or(name);
     if !NAMES.contains(&name) {
-        return Err(format!("no arg of this name matters; there are {}", NAMES.join(", ")));
+        return Err(format!(
+            "unknown --set name {name}; the closest: {}",
+            closest(name).join(", ")
+        ));
     }
     let arg = match value {
         "" | "None" | "none" | "null" => PlainValue::None,

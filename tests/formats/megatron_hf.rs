@@ -443,7 +443,7 @@ fn a_row_of_a_part_is_told_by_its_place_in_the_whole() {
 fn the_screen_says_whose_names_were_made_megatrons_and_what_was_padded() {
     let run = screen(&layout("gpt/tp2"), folder(&gpt(), &config("qwen3")).path(), &[]);
     for text in [
-        "names of llama models, made Megatron's",
+        "names of llama models, mapped to Megatron names",
         "output_layer.weight: compared 50 vocabulary rows; left out 14 padded rows of a, 0 of b",
     ] {
         assert!(run.stdout.contains(text), "{run:?}");

@@ -69,7 +69,7 @@ pub struct Family {
     pub naming: Naming,
     /// Values of `model_type` in `config.json`; for others, what the command line may say.
     pub model_types: &'static [&'static str],
-    /// Weights of norms are stored less one.
+    /// Norm weights are stored as w - 1.
     pub are_norms_zero_centered: bool,
     /// What stands before all but the output layer.
     body: &'static str,
