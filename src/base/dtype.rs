@@ -29,7 +29,7 @@ pub enum Dtype {
     Complex64,
 }
 
-/// How the bits of an element are to be understood.
+/// The kind of number that the bits of an element are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DtypeKind {
     /// A binary floating point number.

@@ -23,7 +23,7 @@ impl Extent {
         self.sizes.iter().product()
     }
 
-    /// Whether the box holds no element.
+    /// True where the box holds no element.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sizes.contains(&0)

@@ -112,7 +112,7 @@ pub struct Limits {
     pub ranks: u64,
 }
 
-/// What an entry or a piece counts for, besides its name: about what it takes.
+/// Bytes that an entry or a piece counts for, besides its name: about as many as it takes.
 pub const ENTRY: usize = 256;
 
 /// The tensors of one file come to more than [`Limits::metadata`].

@@ -4,34 +4,35 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::InputArgs;
+use super::{InputArgs, help_template};
 
 const EXAMPLES: &str = "\
 Examples:
-  ckptcmp check run1                     newest iteration
-  ckptcmp check run1/iter_0000100 --json | jq .replicas
+  ckptcmp check run1                               newest iteration
+  ckptcmp check run1/iter_0000100 --json | jq .replicas";
 
+const EXIT_CODES: &str = "\
 Exit codes:
   0  sound: everything was read, all copies agree, every element is finite
-  1  copies that disagree, NaN or Inf, files that belong to nothing
+  1  copies that disagree, NaN or Inf, unreferenced files
   2  trouble: bad usage, unreadable or incomplete input";
 
 /// Arguments of `check`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(help_template = help_template(EXAMPLES, EXIT_CODES))]
 pub struct CheckArgs {
-    /// The checkpoint: a root, an iteration's folder, a rank's folder or a file
+    /// The checkpoint: a save folder, an iteration's folder, a rank's folder or a file
     pub path: PathBuf,
-    /// Print JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
-    /// How the checkpoint is read
+    /// Options for reading the checkpoint
     #[command(flatten)]
     pub input: InputArgs,
-    /// Print nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     pub quiet: bool,
-    /// Threads to use; all cores by default
+    /// Threads to use [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<std::num::NonZeroUsize>,
 }

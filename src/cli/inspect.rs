@@ -4,24 +4,29 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::InputArgs;
+use super::{InputArgs, help_template};
 
 const EXAMPLES: &str = "\
 Examples:
-  ckptcmp inspect run1
-  ckptcmp inspect run1/iter_0000100/mp_rank_00_001
+  ckptcmp inspect run1                               newest iteration
+  ckptcmp inspect run1/iter_0000100/mp_rank_00_001   the shard of one rank
   ckptcmp inspect run1 --json | jq .tensors";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  everything was read
+  2  trouble: bad usage, unreadable or incomplete input";
 
 /// Arguments of `inspect`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(help_template = help_template(EXAMPLES, EXIT_CODES))]
 pub struct InspectArgs {
-    /// The checkpoint: a root, an iteration's folder, a rank's folder or a file
+    /// The checkpoint: a save folder, an iteration's folder, a rank's folder or a file
     pub path: PathBuf,
-    /// Print JSON, with the place of every piece of every tensor
+    /// Print JSON, with the file, offset and strides of every piece of every tensor
     #[arg(long)]
     pub json: bool,
-    /// How the checkpoint is read
+    /// Options for reading the checkpoint
     #[command(flatten)]
     pub input: InputArgs,
 }

@@ -22,39 +22,52 @@ pub use check::CheckArgs;
 pub use compare::CompareArgs;
 pub use inspect::InspectArgs;
 
-/// Compare two training checkpoints of large models, tensor by tensor, whatever their format and parallel layout.
-///
-/// Nothing from a checkpoint is ever executed: pickles are read as data.
+const EXAMPLES: &str = "\
+Examples:
+  ckptcmp compare run1 run2    are two checkpoints the same?
+  ckptcmp check run1           is one checkpoint complete, finite and consistent?
+  ckptcmp inspect run1         which tensors are in it?
+
+  ckptcmp help compare         all options of a command";
+
+/// The parts of a help text: examples come before the options, as they are what is read first.
+fn help_template(examples: &str, exit_codes: &str) -> String {
+    format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{examples}\n\n{{all-args}}\n\n{exit_codes}"
+    )
+}
+
+/// Compare two training checkpoints of large models tensor by tensor, across formats and parallel layouts
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(version, max_term_width = 100, help_template = help_template(EXAMPLES, EXIT_CODES))]
 pub struct Cli {
-    /// Use colours: where standard output is a terminal, always, or never (NO_COLOR is honoured)
+    /// Colour the output; auto does so on a terminal unless NO_COLOR is set
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     pub color: ColorChoice,
-    /// What to do
+    /// The subcommand
     #[command(subcommand)]
     pub command: Command,
 }
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  every expected tensor was compared and is equal
-  1  differences
+  0  everything was compared and is equal
+  1  something differs
   2  trouble: bad usage, unreadable or incomplete input, nothing to compare";
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Compare two checkpoints
+    /// Compare two checkpoints and write the metrics of every tensor as JSON
     Compare(CompareArgs),
-    /// Check one checkpoint against itself: copies that disagree, NaN and Inf, parts that are missing or unread
+    /// Check one checkpoint: copies that disagree, NaN and Inf, missing parts, unreferenced files
     Check(CheckArgs),
-    /// Show what is in a checkpoint, without reading its values
+    /// List the tensors of a checkpoint without reading their values
     Inspect(InspectArgs),
 }
 
 impl Cli {
-    /// Whether the text on standard output may be coloured.
+    /// The style of the text on standard output: coloured or not.
     #[must_use]
     pub fn style(&self) -> Style {
         let has_color = match self.color {
@@ -69,23 +82,23 @@ impl Cli {
     }
 }
 
-/// How checkpoints are to be read.
+/// Options for reading checkpoints.
 #[derive(Debug, Args)]
 pub struct InputArgs {
-    /// Read the checkpoint as this format instead of detecting it
+    /// Read as this format instead of detecting it
     #[arg(long, value_name = "FORMAT", help_heading = "Input", value_parser = format_names())]
     format: Option<String>,
-    /// What of a checkpoint takes part: model, optimizer
+    /// Sections to read, comma-separated: model, optimizer. By default compare reads the model, other commands both
     #[arg(long = "section", value_name = "NAMES", help_heading = "Input", value_delimiter = ',', value_parser = section)]
     sections: Vec<Section>,
-    /// Supply or override what the checkpoint's args say, e.g. num_experts=8; a: or b: in front means that side only
+    /// Set an argument of the training run that the checkpoint lacks or has wrong, e.g. num_experts=8; a:NAME=VALUE or
+    /// b:NAME=VALUE for one side only; may be repeated
     #[arg(long = "set", value_name = "[SIDE:]NAME=VALUE", help_heading = "Input")]
     run_args: Vec<SidedFact>,
-    /// Add a sharding rule for names that end so: replicated, column, row, gated or vocab
+    /// Say how tensors whose names end in NAME are sharded: replicated, column, row, gated or vocab; may be repeated
     #[arg(long = "rule", value_name = "NAME=HOW", help_heading = "Input")]
     rules: Vec<UserRule>,
-    /// What counts where replicas disagree: the first one or their mean; by default the mean for GPT-NeoX norms (as its
-    /// own conversion has it), else the first
+    /// Value to use where copies of a tensor disagree: first or mean [default: mean for GPT-NeoX norms, else first]
     #[arg(long, value_name = "HOW", help_heading = "Input", value_parser = replicas)]
     replicas: Option<Merge>,
 }
@@ -97,7 +110,7 @@ impl InputArgs {
         if self.sections.is_empty() { otherwise.to_vec() } else { self.sections.clone() }
     }
 
-    /// What is supplied about side 0 (`a`) or 1 (`b`).
+    /// The arguments supplied for side 0 (`a`) or 1 (`b`).
     #[must_use]
     pub fn run_args(&self, side: usize) -> Vec<(String, PlainValue)> {
         let run_args =

@@ -21,7 +21,7 @@ use crate::tensor::{
 /// The file that describes an array.
 pub const HEADER: &str = ".zarray";
 
-/// Why an array cannot be read.
+/// An array cannot be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ZarrError {
@@ -30,7 +30,7 @@ pub enum ZarrError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The header is no JSON of this form.
@@ -41,9 +41,9 @@ pub enum ZarrError {
     Unsupported {
         /// The entry of the header.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         found: String,
-        /// What it should be.
+        /// The value that it should have.
         expected: &'static str,
     },
     /// More chunks than the limit.
@@ -77,9 +77,9 @@ pub enum ZarrError {
 /// An array, and what of it is not there.
 #[derive(Debug)]
 pub struct ZarrArray {
-    /// What its chunks make up.
+    /// The tensor that its chunks make up.
     pub tensor: LogicalTensor,
-    /// How many chunks there are.
+    /// Number of chunks that are there.
     pub chunks: usize,
     /// The files of chunks that were never written.
     pub missing: Vec<PathBuf>,
@@ -219,7 +219,7 @@ fn dtype_of(value: &Value) -> Result<(Dtype, ByteOrder), ZarrError> {
     Ok((Dtype::from_name(name).ok_or_else(unsupported)?, order))
 }
 
-/// How many chunks there are along each dimension.
+/// Number of chunks along each dimension.
 fn grid(header: &ZarrHeader) -> Result<Vec<u64>, ZarrError> {
     let counts = header.shape.iter().zip(&header.chunks).map(|(size, chunk)| size.div_ceil(*chunk));
     let grid: Vec<u64> = counts.collect();
@@ -249,7 +249,7 @@ fn places(grid: &[u64]) -> Vec<Vec<u64>> {
     places
 }
 
-/// What a chunk holds of the array. Chunks at the edge are as long as the others; what is beyond the array is nothing.
+/// The box of the array that a chunk holds. Chunks at the edge are as long as the others, padded beyond the array.
 fn extent_of(place: &[u64], header: &ZarrHeader) -> Extent {
     let sizes = header.shape.iter().zip(&header.chunks);
     let boxed = place.iter().zip(sizes).map(|(index, (size, chunk))| {

@@ -6,7 +6,7 @@ use crate::tensor::LogicalTensor;
 
 use super::Sources;
 
-/// What is said of a model's attention, by its own or by Megatron's names.
+/// The head counts that are said of a model's attention, by its own or by Megatron's names.
 pub(super) struct HeadCounts {
     /// Query heads.
     pub(super) heads: Option<u64>,
@@ -14,9 +14,9 @@ pub(super) struct HeadCounts {
     groups: Option<u64>,
     /// Rows of a head.
     size: Option<u64>,
-    /// Whether the first linear of an MLP is gated, as GPT-NeoX says it.
+    /// The first linear of an MLP is gated, as GPT-NeoX says it.
     pub(super) is_gated: bool,
-    /// Whether neighbouring rows of a head are turned on the other side too.
+    /// Neighbouring rows of a head are turned on the other side too.
     pub(super) are_pairs_rotated: bool,
 }
 

@@ -7,7 +7,7 @@ use crate::tensor::{LogicalTensor, TensorError};
 use super::PartialTensor;
 use super::attention::{HeadCounts, Rows, first_dim};
 
-/// What one row makes: a tensor, or one for each expert. An error tells which part is to blame.
+/// The result of one row: a tensor, or one for each expert. An error tells which part is to blame.
 pub(super) fn converted(
     partial: &PartialTensor,
     counts: &HeadCounts,

@@ -48,7 +48,7 @@ fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
     let names: Vec<&str> = names.into_iter().collect();
     let naming = match SourceNaming::of(&names, side.origin.naming, &sources) {
         Ok(naming) => naming,
-        // What has a partner all the same is compared as it is.
+        // Tensors that have a partner all the same are compared as they are.
         Err(_) if side.tensors.keys().any(|name| other.tensors.contains_key(name)) => return,
         Err(message) => {
             let file = Some(side.origin.path.clone());
@@ -85,8 +85,8 @@ fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
     translation.finish(side);
 }
 
-/// Whether a tensor is a weight, or a state of the optimizer of a weight's shape: a step has no parts to be dealt out, and
-/// what is known by its position has no name.
+/// True for a weight, or a state of the optimizer of a weight's shape: a step has no parts to be dealt out, and a tensor
+/// that is known by its position has no name.
 fn is_of_weight(side: &Catalog, name: &Name, entry: &Entry) -> bool {
     let (state, _) = split_state(name.as_str());
     state.is_empty() || !(entry.tensor.shape().is_empty() || side.positions.contains(name))
@@ -122,7 +122,7 @@ struct Translation {
     /// By what stands before the name of an optimizer's state, and by canonical name.
     partials: BTreeMap<(String, String), PartialTensor>,
     replicas: Vec<ExtraCopy>,
-    /// What has no name of a weight.
+    /// Tensors without the name of a weight.
     kept: BTreeMap<Name, Entry>,
     problems: Vec<Problem>,
 }

@@ -15,14 +15,14 @@ pub(super) enum SourceNaming {
     Megatron(Dialect, Rules),
 }
 
-/// What canonical names start with.
+/// The first components of canonical names.
 const ROOTS: [&str; 5] = ["embedding.", "decoder.", "encoder.", "output_layer.", "mtp."];
 
 impl SourceNaming {
     /// The dialect of these names.
     ///
     /// # Errors
-    /// What to say where none is known.
+    /// The message where none is known.
     pub(super) fn of(
         names: &[&str],
         naming: Naming,
@@ -77,7 +77,7 @@ impl SourceNaming {
         }
     }
 
-    /// What a name is a part of; `None` where it has no canonical one.
+    /// The canonical tensor that a name is a part of; `None` where there is none.
     pub(super) fn place(&self, name: &str) -> Option<CanonicalPart> {
         match self {
             Self::Family(_, reader) => reader.read(name),

@@ -7,7 +7,7 @@ use crate::catalog::Catalog;
 
 use super::Given;
 
-/// What is said of a model, the nearest first: supplied, its own, those of the other side.
+/// Arguments of a model, the nearest first: supplied, its own, those of the other side.
 pub(super) struct Sources<'a> {
     given: [Given<'a>; 2],
     own: [Option<&'a BTreeMap<String, PlainValue>>; 3],
@@ -28,20 +28,20 @@ impl<'a> Sources<'a> {
         Self { given, own: [config.or(args), text, Some(&side.state)], other }
     }
 
-    /// What the command line supplies.
+    /// The argument that the command line supplies.
     pub(super) fn given(&self, name: &str) -> Option<&'a PlainValue> {
         let named = |run_args: Given<'a>| run_args.iter().rev().find(|(known, _)| known == name);
         self.given.into_iter().find_map(named).map(|(_, fact)| fact)
     }
 
-    /// What the side says of itself, by the first of these names.
+    /// The argument that the side has itself, by the first of these names.
     pub(super) fn own(&self, names: &[&str]) -> Option<&'a PlainValue> {
         let maps = self.own.into_iter().flatten();
         let mut found = maps.flat_map(|map| names.iter().filter_map(|name| map.get(*name)));
         found.find(|fact| **fact != PlainValue::None)
     }
 
-    /// What Megatron's `args` say on the other side.
+    /// The argument that Megatron's `args` have on the other side.
     pub(super) fn others(&self, name: &str) -> Option<&'a PlainValue> {
         self.other?.get(name).filter(|fact| **fact != PlainValue::None)
     }

@@ -90,7 +90,7 @@ static BUFFERS: &[&str] = &[
 /// Buffers that are kept like weights and that no optimizer trains: the router adjusts them itself.
 static UNTRAINED: &[&str] = &["expert_bias", "qb_beta"];
 
-/// Whether an optimizer knows the tensor of this stored name.
+/// True where an optimizer knows the tensor of this stored name.
 #[must_use]
 pub fn is_trained(stored: &str) -> bool {
     let last = stored.rsplit('.').next().unwrap_or(stored);
@@ -113,7 +113,7 @@ static TABLE: LazyLock<SuffixTable<Vec<(String, When)>>> = LazyLock::new(|| {
     SuffixTable::new(rows.iter().map(|(pattern, choices)| (pattern.as_str(), choices.clone())))
 });
 
-/// What a stored name is.
+/// The meaning of a stored name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Canonical {
     /// A parameter, under its canonical name with the rank's own indices.
@@ -124,7 +124,7 @@ pub enum Canonical {
     Buffer,
 }
 
-/// How the names of one model are to be read: what can only be known from all of them together.
+/// The dialect of one model's names: the part of it that can only be known from all of them together.
 #[derive(Debug, Default)]
 pub struct Dialect {
     /// `language_model.` is the wrapper of megatron.legacy, not a part of a multimodal model.
@@ -234,7 +234,7 @@ pub fn without_wrappers(stored: &str) -> &str {
     name
 }
 
-/// Whether a stored name is that of a buffer, which is no weight.
+/// True where a stored name is that of a buffer, which is no weight.
 #[must_use]
 pub fn is_buffer(stored: &str) -> bool {
     let last = stored.rsplit('.').next().unwrap_or(stored);

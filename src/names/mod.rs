@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 pub use natural::Name;
 pub use printable::{is_control, printable};
 
-/// What the names of a checkpoint are.
+/// The origin of a checkpoint's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Naming {
     /// Those that the modules of the model have, whoever wrote them: Hugging Face's and others.
@@ -31,7 +31,7 @@ static VOCABULARY: LazyLock<pattern::SuffixTable<()>> = LazyLock::new(|| {
     ])
 });
 
-/// Whether the rows of a tensor of this name are a vocabulary, which some writers pad.
+/// True where the rows of a tensor of this name are a vocabulary, which some writers pad.
 #[must_use]
 pub fn is_vocabulary(name: &str) -> bool {
     VOCABULARY.find(name).is_some()

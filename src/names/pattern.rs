@@ -28,11 +28,11 @@ enum Component {
 /// A pattern found at the end of a name.
 #[derive(Debug)]
 pub struct Match<'n, 't, T> {
-    /// What stands before the pattern, its last dot included.
+    /// The text before the pattern, its last dot included.
     pub prefix: &'n str,
     /// The numbers that the pattern captured.
     pub numbers: Vec<&'n str>,
-    /// What the table says.
+    /// The value in the table.
     pub value: &'t T,
 }
 

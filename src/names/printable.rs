@@ -25,7 +25,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a character is not seen but obeyed: control characters, line and paragraph separators, and what reverses the direction of writing or has no width. All of them are below U+10000.
+/// True for a character that is not seen but obeyed: control characters, line and paragraph separators, and those that
+/// reverse the direction of writing or have no width. All of them are below U+10000.
 #[must_use]
 pub fn is_control(char: char) -> bool {
     char.is_control()

@@ -27,22 +27,22 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What one entry maps at best; maps begin and end on multiples of it.
+/// Bytes that one entry maps at best; maps begin and end on multiples of it.
 const HUGE: u64 = 2 << 20;
 
 /// Bytes whose entries are made at a time.
 const STEP: usize = 1 << 20;
 
-/// What they may take: half the time of a read, and twice that of folios of 64 KiB.
+/// Time that they may take: half that of a read, and twice that of folios of 64 KiB.
 pub(super) const PATIENCE: Duration = Duration::from_micros(25);
 
-/// What calls of the system take beside it.
+/// Time that calls of the system take beside it.
 const CALLS: Duration = Duration::from_micros(10);
 
 /// A part of a file in memory. It may change while it is looked at, if another program writes to the file.
 #[derive(Debug)]
 pub struct Map {
-    /// Where the wanted bytes are.
+    /// The first of the wanted bytes.
     address: *const u8,
     len: usize,
     place: MappedRange,
@@ -100,14 +100,14 @@ impl Map {
         unsafe { std::slice::from_raw_parts(self.address, self.len) }
     }
 
-    /// Whether all bytes that were looked at were those of the file.
+    /// True while all bytes that were looked at were those of the file.
     #[must_use]
     pub fn is_intact(&self) -> bool {
         !self.place.slot.is_lost.load(Ordering::Acquire)
     }
 }
 
-/// Whether the page cache has the byte, which is taken for all before it: files are read from front to back.
+/// True where the page cache has the byte, which is taken for all before it: files are read from front to back.
 fn is_cached(file: &File, offset: u64) -> bool {
     let Ok(offset) = libc::off_t::try_from(offset) else { return false };
     let mut byte = 0_u8;
@@ -202,7 +202,7 @@ impl Drop for MappedRange {
     }
 }
 
-/// What happened on a bus error before.
+/// The action on a bus error that was installed before.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Installs [`on_bus_error`], once. Returns whether it is.
@@ -271,7 +271,7 @@ mod tests {
         (0..len).map(|i| ((i * 7 + i / 251) % 256).try_into().unwrap()).collect()
     }
 
-    /// What a patient user of a map sees; `None` if the system here maps nothing that it has in its cache.
+    /// The map that a patient user gets; `None` if the system here maps nothing that it has in its cache.
     fn mapped(file: &NamedTempFile, offset: u64, len: usize, file_len: u64) -> Option<Map> {
         Map::of(file.as_file(), offset, len, file_len, Duration::MAX)
     }

@@ -61,7 +61,7 @@ pub struct FileSet {
     maps: MapPolicy,
 }
 
-/// Whether to try another map: after a failure some are left out, twice as many after each that follows it.
+/// The choice to try another map: after a failure some are left out, twice as many after each that follows it.
 #[derive(Debug, Default)]
 struct MapPolicy {
     left_out: AtomicU32,
@@ -71,7 +71,7 @@ struct MapPolicy {
 impl MapPolicy {
     const MOST_LEFT_OUT: u32 = 32;
 
-    // What another thread changes at the same time may get lost, which is no loss.
+    // A change by another thread at the same time may get lost, which does no harm.
     fn wants_another(&self) -> bool {
         let left_out = self.to_leave_out.load(Ordering::Relaxed);
         self.to_leave_out.store(left_out.saturating_sub(1), Ordering::Relaxed);
@@ -128,13 +128,13 @@ impl FileSet {
         &self.entries[file.0 as usize]
     }
 
-    /// Where the file is.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self, file: FileId) -> &Path {
         &self.entry(file).path
     }
 
-    /// What a user calls a shard: the rank's folder, or the file where it is in none.
+    /// The name that a user has for a shard: the rank's folder, or the file where it is in none.
     #[must_use]
     pub fn shard_label(&self, file: FileId) -> String {
         let path = self.path(file);
@@ -213,7 +213,7 @@ impl FileSet {
     }
 }
 
-/// Whether a file that begins so is what git-lfs leaves in the place of one.
+/// True where a file that begins so is the pointer that git-lfs leaves in the place of one.
 #[must_use]
 pub fn is_lfs_pointer(head: &[u8]) -> bool {
     head.starts_with(b"version https://git-lfs.github.com/spec/")

@@ -21,7 +21,7 @@ impl Map {
         match self.0 {}
     }
 
-    /// Whether all bytes that were looked at were those of the file.
+    /// True while all bytes that were looked at were those of the file.
     #[must_use]
     pub fn is_intact(&self) -> bool {
         match self.0 {}

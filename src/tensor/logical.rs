@@ -42,7 +42,7 @@ pub struct LogicalTensor {
     merge: Merge,
 }
 
-/// How the copies of a tensor make its value.
+/// The way the copies of a tensor make its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Merge {
     /// They should be the same; the first one counts.
@@ -57,7 +57,7 @@ pub enum Merge {
 }
 
 impl Merge {
-    /// Whether copies that differ are at odds, rather than parts of a sum.
+    /// True where copies that differ are at odds, rather than parts of a sum.
     #[must_use]
     pub fn is_of_replicas(self) -> bool {
         matches!(self, Self::First | Self::Mean)
@@ -74,7 +74,7 @@ impl Merge {
     }
 }
 
-/// Where a copy comes from.
+/// The place where a copy is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     /// The shard file.
@@ -86,7 +86,7 @@ pub struct Source {
 /// Another copy of a part of a tensor, or of all of it.
 #[derive(Debug, Clone)]
 pub struct Replica {
-    /// Where it comes from; the rank's file that holds it.
+    /// The rank's file that holds it, and the name it has there.
     pub source: Source,
     /// The boxes that it holds, disjoint.
     pub pieces: Vec<Piece>,
@@ -94,7 +94,7 @@ pub struct Replica {
 
 const OVER_PIECES: OverLimit = OverLimit::new("pieces of one tensor", LIMITS.pieces as u64);
 
-/// Why pieces do not make a tensor.
+/// Pieces do not make a tensor.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TensorError {
@@ -538,7 +538,7 @@ impl LogicalTensor {
         numel(&self.shape).unwrap_or(0)
     }
 
-    /// Where its first part comes from.
+    /// The place of its first part.
     #[must_use]
     pub fn source(&self) -> &Source {
         &self.source
@@ -556,7 +556,7 @@ impl LogicalTensor {
         &self.replicas
     }
 
-    /// How the copies make its value.
+    /// The way the copies make its value.
     #[must_use]
     pub fn merge(&self) -> Merge {
         self.merge

@@ -41,7 +41,7 @@ pub struct StorageView {
     pub strides: Vec<u64>,
 }
 
-/// Why a stored tensor is not what it says.
+/// A stored tensor contradicts itself or its storage.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoredError {
@@ -173,7 +173,7 @@ impl StoredTensor {
         Some(Self { shape: shape.to_vec(), strides, ..self.clone() })
     }
 
-    /// Whether the elements lie one behind another in row-major order.
+    /// True where the elements lie one behind another in row-major order.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1_u64;

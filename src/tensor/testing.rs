@@ -55,7 +55,7 @@ impl Random {
     }
 }
 
-/// Where the bytes of an element are.
+/// The place of an element's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ElementPlace {
     pub(crate) offset: u64,
@@ -110,7 +110,7 @@ impl<'r> Maker<'r> {
             next *= shape[dim].max(1);
         }
         for dim in 0..shape.len() {
-            // What a single index is multiplied with says nothing.
+            // The stride of a single index says nothing.
             if shape[dim] == 1 && self.random.one_in(3) {
                 strides[dim] = u64::MAX;
             }
@@ -291,7 +291,7 @@ impl ElementModel {
         Self { tensor, places, copies }
     }
 
-    /// What a copy should look like, laid over the tensor itself.
+    /// The expected look of a copy, laid over the tensor itself.
     pub(crate) fn overlaid(&self, copy: &ArrayD<Option<ElementPlace>>) -> ArrayD<ElementPlace> {
         let mut places = self.places.clone();
         places.zip_mut_with(copy, |place, copy| *place = copy.unwrap_or(*place));

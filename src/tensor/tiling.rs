@@ -52,7 +52,7 @@ fn overlap(
     overlap_of_pairs(boxes, pairs)
 }
 
-/// How many of the boxes, sorted along a dimension, come before the first place where none goes on.
+/// Number of boxes, sorted along a dimension, before the first place where none goes on.
 fn len_of_group(boxes: &[&Extent], dim: usize) -> usize {
     let mut end = 0;
     let starts_anew = |extent: &&Extent| {

@@ -8,7 +8,7 @@ use super::{ByteOrder, StoredTensor};
 /// A box of a logical tensor and where its bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Which elements of the tensor.
+    /// The elements of the tensor that it holds.
     pub extent: Extent,
     /// The file that holds them.
     pub file: FileId,
@@ -89,13 +89,13 @@ impl Piece {
         }
     }
 
-    /// Whether dimensions `dim` and `dim + 1` (of size `inner`) are one in memory.
+    /// True where dimensions `dim` and `dim + 1` (of size `inner`) are one in memory.
     fn joins(&self, dim: usize, inner: u64) -> bool {
         let is_one_step = self.strides[dim + 1].checked_mul(inner) == Some(self.strides[dim]);
         self.extent.sizes[dim + 1] == inner && (self.extent.sizes[dim] == 1 || is_one_step)
     }
 
-    /// How many pieces it falls into when dimensions `dim` and `dim + 1` (of size `inner`) become one.
+    /// Number of pieces it falls into when dimensions `dim` and `dim + 1` (of size `inner`) become one.
     pub(super) fn rows_when_merged(&self, dim: usize, inner: u64) -> u64 {
         if inner == 1 || self.joins(dim, inner) { 1 } else { self.extent.sizes[dim] }
     }

@@ -34,7 +34,7 @@ pub(super) enum MetadataValue {
     Class(Class),
     /// An attribute of the `torch` module, such as a dtype.
     Torch(Arc<str>),
-    /// Where in the machine's table it is.
+    /// Its index in the machine's table.
     List(usize),
     Dict(usize),
     Object(Rc<Object>),
@@ -46,7 +46,7 @@ pub(super) enum MetadataValue {
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) class: Class,
-    /// What BUILD made of it.
+    /// The record that BUILD made of it.
     pub(super) record: OnceCell<Record>,
 }
 
@@ -152,7 +152,7 @@ pub(super) fn run(
     Ok((root, machine))
 }
 
-/// What the owner of a container does with it.
+/// Taking a container's members, and giving it back.
 impl MetadataMachine {
     /// Takes the members of a list, or the keys and values of a dict in turn; none of anything else.
     /// The container is given back, so its value must be the only one, and goes with it.
@@ -493,7 +493,7 @@ impl MetadataMachine {
         Ok(())
     }
 
-    /// What was seen of them; none where there is no `planner_data`.
+    /// Takes those that were seen; none where there is no `planner_data`.
     pub(super) fn take_parents(&mut self) -> Option<BTreeSet<Arc<str>>> {
         self.parents.take()
     }
@@ -525,7 +525,7 @@ impl MetadataMachine {
     }
 
     fn spend(&mut self, bytes: usize) -> PickleResult {
-        /// What an entry takes besides.
+        /// Bytes that an entry takes besides.
         const ENTRY: usize = 48;
         self.interned = self.interned.saturating_add(bytes + ENTRY);
         if self.interned > LIMITS.metadata_names {

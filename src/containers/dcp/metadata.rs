@@ -31,11 +31,11 @@ pub struct Metadata {
     pub parents: Option<BTreeSet<Arc<str>>>,
     /// The version of the metadata, which torch writes since 2.10.
     pub version: Option<Arc<str>>,
-    /// What is wrong with it, entry by entry.
+    /// Its faults, entry by entry.
     pub faults: Vec<Fault>,
     /// The metadata file, or the first of them.
     pub file: FileId,
-    /// How many ranks wrote metadata of their own; none where the coordinator did.
+    /// Number of ranks that wrote metadata of their own; 0 where the coordinator did.
     pub ranks: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct ChunkMeta {
     pub offsets: Arc<[u64]>,
     /// Number of indices in each dimension.
     pub sizes: Arc<[u64]>,
-    /// Where it was written; none where the metadata does not say.
+    /// The slice of a file that it was written to; none where the metadata does not say.
     pub place: Option<FileSlice>,
     /// A further copy of the chunk before it, by another rank.
     pub is_copy: bool,
@@ -72,7 +72,7 @@ pub struct FileSlice {
     pub offset: u64,
     /// Number of bytes.
     pub len: u64,
-    /// What was done to the bytes when they were written, e.g. `stream.zstd/1`; to be undone in this order.
+    /// Transforms of the bytes when they were written, e.g. `stream.zstd/1`; to be undone in this order.
     pub transforms: Option<Arc<[Arc<str>]>>,
 }
 
@@ -291,7 +291,7 @@ impl MetadataBuilder {
             let (offsets, sizes) = (Arc::clone(&chunk.offsets), Arc::clone(&chunk.sizes));
             joined.chunks.push(ChunkMeta { offsets, sizes, place, is_copy: false });
         }
-        // What is stored and not described belongs to another save.
+        // A chunk that is stored and not described belongs to another save.
         let described =
             joined.chunks[before..].iter().filter(|chunk| chunk.place.is_some()).count();
         let doubled = places.windows(2).any(|two| two[0].1 == two[1].1);

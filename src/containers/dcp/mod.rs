@@ -57,7 +57,7 @@ use unpack::Spool;
 /// A checkpoint whose wanted tensors were looked up in its data files.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// What the metadata says of all tensors and objects.
+    /// The metadata of all tensors and objects.
     pub metadata: Metadata,
     /// The tensors that were wanted: boxes of bytes, not yet proven to tile the shape, or why not.
     pub tensors: BTreeMap<Arc<str>, Result<LogicalTensor, TensorFault>>,
@@ -68,7 +68,7 @@ pub struct Checkpoint {
     slices: Slices,
 }
 
-/// Why a folder cannot be read as a checkpoint.
+/// A folder cannot be read as a checkpoint.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DcpError {
@@ -77,7 +77,7 @@ pub enum DcpError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// No metadata at all.
@@ -99,7 +99,7 @@ pub enum DcpError {
     Metadata {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         source: StreamError,
     },
     /// A pickle of something else.
@@ -117,11 +117,11 @@ pub struct Fault {
     pub file: Option<FileId>,
     /// The tensor or object, where it is one.
     pub name: Option<Arc<str>>,
-    /// What is wrong.
+    /// The message.
     pub message: String,
 }
 
-/// Why a tensor cannot be put together from its chunks.
+/// A tensor cannot be put together from its chunks.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TensorFault {
@@ -134,13 +134,13 @@ pub enum TensorFault {
     /// Chunks whose bytes cannot be found.
     #[error("{}{first}{}", chunk_text(*chunks, offsets), others_text(*lost))]
     Chunks {
-        /// How many chunks the tensor has.
+        /// Number of chunks that the tensor has.
         chunks: usize,
-        /// How many of them are lost.
+        /// Number of them that are lost.
         lost: usize,
-        /// Where the first lost one starts.
+        /// Start of the first lost one.
         offsets: Vec<u64>,
-        /// Why.
+        /// The reason.
         first: SliceError,
     },
     /// Chunks that do not fit together.
@@ -300,7 +300,7 @@ impl Slices {
         }
     }
 
-    /// What lies behind the last slice of files whose slices are packed.
+    /// Bytes behind the last slice of files whose slices are packed.
     fn behind(&self, metadata: &Metadata, files: &FileSet) -> Vec<(FileId, u64)> {
         let chunks = metadata.tensors.values().flat_map(|tensor| &tensor.chunks);
         let places = chunks.filter_map(|chunk| chunk.place.as_ref());

@@ -37,7 +37,7 @@ impl Class {
     }
 }
 
-/// What an object says, once it is built.
+/// The content of an object, once it is built.
 #[derive(Debug)]
 pub(super) enum Record {
     Metadata(Box<MetadataRecord>),

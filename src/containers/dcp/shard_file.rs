@@ -18,7 +18,7 @@ const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
 pub struct ShardFile {
     /// The file.
     pub safetensors: Safetensors,
-    /// Where each chunk starts in its tensor.
+    /// The start of each chunk in its tensor.
     offsets: BTreeMap<String, Saved>,
 }
 

@@ -15,7 +15,7 @@ use crate::containers::torch::{TorchError, TorchFile};
 use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::StoredTensor;
 
-/// Why the bytes of a chunk or an object cannot be found.
+/// The bytes of a chunk or an object cannot be found.
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
 pub enum SliceError {
@@ -26,7 +26,7 @@ pub enum SliceError {
         path: Arc<str>,
         /// First byte of the slice.
         offset: u64,
-        /// What is wrong with it.
+        /// The cause.
         source: Box<Self>,
     },
     /// The metadata has no place for it.
@@ -41,7 +41,7 @@ pub enum SliceError {
     /// The file is not there or cannot be read.
     #[error("{what}")]
     File {
-        /// What the system said.
+        /// The system's error.
         what: String,
     },
     /// The slice does not lie inside the file.
@@ -58,7 +58,7 @@ pub enum SliceError {
     /// An archive with something else than a tensor, or a tensor that cannot be read.
     #[error("{what}")]
     Tensor {
-        /// What it is instead, or why not.
+        /// The thing it is instead, or the reason.
         what: String,
     },
     /// A damaged safetensors file.
@@ -67,7 +67,7 @@ pub enum SliceError {
     /// A safetensors file without the chunk.
     #[error("{what}")]
     NotInSafetensors {
-        /// What it holds instead.
+        /// The thing it holds instead.
         what: String,
     },
     /// Not the dtype that the metadata says.
@@ -95,7 +95,7 @@ pub enum SliceError {
     /// The compressed bytes are damaged, or there is no room for them.
     #[error("cannot be decompressed: {what}")]
     Unpack {
-        /// Why not.
+        /// The reason.
         what: String,
     },
 }
@@ -180,7 +180,7 @@ impl DataFile {
     }
 }
 
-/// Whether a safetensors file starts where a region does; it may be longer.
+/// True where a safetensors file starts with the region; it may be longer.
 fn is_safetensors(files: &FileSet, region: Region) -> bool {
     const HEAD: u64 = 64;
     let rest = files.whole(region.file).len - region.offset;

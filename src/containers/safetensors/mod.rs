@@ -25,7 +25,7 @@ use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA, OverLimit};
 use crate::storage::{FileSet, Region, is_lfs_pointer};
 use crate::tensor::{ByteOrder, StoredError, StoredTensor};
 
-/// What the header of one file says.
+/// The header of one file.
 #[derive(Debug, Default)]
 pub struct Safetensors {
     /// All tensors by name; one that cannot be read is there with the reason.
@@ -36,7 +36,7 @@ pub struct Safetensors {
     pub repeated: Vec<String>,
 }
 
-/// Why one tensor of a readable file cannot be read.
+/// One tensor of a readable file cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TensorProblem {
@@ -51,7 +51,7 @@ pub enum TensorProblem {
     Stored(#[from] StoredError),
 }
 
-/// Why a file cannot be read.
+/// A file cannot be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SafetensorsError {
@@ -64,7 +64,7 @@ pub enum SafetensorsError {
         /// Bytes that are there.
         len: u64,
     },
-    /// What git-lfs leaves in the place of a file.
+    /// The pointer that git-lfs leaves in the place of a file.
     #[error("this is a git-lfs pointer, not the file itself; run git lfs pull")]
     LfsPointer,
     /// A header that reaches beyond the file.
@@ -83,7 +83,7 @@ pub enum SafetensorsError {
     /// The header is no JSON, or not that of safetensors.
     #[error("the safetensors header cannot be read: {what}")]
     Header {
-        /// What is wrong with it.
+        /// The cause.
         what: String,
     },
     /// A tensor whose byte range is not that of its shape and dtype.
@@ -91,7 +91,7 @@ pub enum SafetensorsError {
     Range {
         /// The tensor.
         name: String,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// Bytes that belong to no tensor or to two.
@@ -99,9 +99,9 @@ pub enum SafetensorsError {
     NotTiled {
         /// The tensor.
         name: String,
-        /// Where it starts.
+        /// Its start.
         start: u64,
-        /// Where the one before it ends.
+        /// End of the one before it.
         expected: u64,
     },
     /// The tensors end before the file does, or after it.
@@ -109,7 +109,7 @@ pub enum SafetensorsError {
         "the tensors end at byte {end} of the data and the file at byte {len}; copy or save it again"
     )]
     NotCovered {
-        /// Where the last tensor ends.
+        /// End of the last tensor.
         end: u64,
         /// Bytes of data.
         len: u64,
@@ -147,7 +147,7 @@ static DTYPES: [(&str, u64, Option<Dtype>); 22] = [
 const PREFIX: u64 = 8;
 
 impl Safetensors {
-    /// Whether bytes may begin a safetensors file of `len` bytes: a length that fits and the start of JSON.
+    /// True where bytes may begin a safetensors file of `len` bytes: a length that fits and the start of JSON.
     #[must_use]
     pub fn may_start_with(head: &[u8], len: u64) -> bool {
         let Some((prefix, rest)) = head.split_first_chunk() else { return false };

@@ -10,7 +10,7 @@ use crate::base::limits::LIMITS;
 
 /// Numbers, text and bytes.
 impl Values {
-    /// Whether this is `None`.
+    /// True for `None`.
     #[must_use]
     pub fn is_none(&self, id: ValueId) -> bool {
         matches!(self.get(id), Value::None)
@@ -158,7 +158,7 @@ impl Values {
         Some(first.iter().copied().chain(listed).chain(items.iter().copied()))
     }
 
-    /// What a mapping was made from: pairs of a dict, or a list of pairs (Python 2's `OrderedDict`).
+    /// The items that a mapping was made from: pairs of a dict, or a list of pairs (Python 2's `OrderedDict`).
     #[expect(clippy::type_complexity, reason = "one of the two is empty")]
     fn initial_items(&self, call: &Call<'_>) -> Option<(&[(ValueId, ValueId)], &[ValueId])> {
         let args = self.args(call);
@@ -219,7 +219,7 @@ impl Values {
                 _ => return None,
             };
             at = match (self.global(call.callable), self.args(&call)) {
-                // How a method of a class is pickled.
+                // The way a method of a class is pickled.
                 (Some(("builtins", "getattr")), &[object, name]) => {
                     attribute = format!(".{}{attribute}", shortened(self.as_str(name)?));
                     object
@@ -231,7 +231,7 @@ impl Values {
         None
     }
 
-    /// What BUILD gave an object as its state.
+    /// The state that BUILD gave an object.
     #[must_use]
     pub fn state(&self, id: ValueId) -> Option<ValueId> {
         match self.get(id) {

@@ -30,7 +30,7 @@ pub struct Archive {
     by_name: HashMap<String, usize>,
 }
 
-/// Why an archive cannot be used.
+/// An archive cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
@@ -48,7 +48,7 @@ pub enum ArchiveError {
     /// The directory itself is damaged.
     #[error("the zip directory is damaged ({what}); copy or save the file again")]
     Damaged {
-        /// What the zip reader stumbled over.
+        /// The zip reader's complaint.
         what: String,
     },
     /// More entries than the limit.
@@ -96,7 +96,7 @@ pub enum ArchiveError {
     LocalHeader {
         /// The name in the directory.
         name: String,
-        /// Where its header should be.
+        /// The place where its header should be.
         at: u64,
     },
     /// An entry's range is not its own.
@@ -106,9 +106,9 @@ pub enum ArchiveError {
     Overlap {
         /// The entry.
         name: String,
-        /// Where its header is.
+        /// Offset of its header.
         at: u64,
-        /// Where the next entry or the directory begins.
+        /// Offset of the next entry or of the directory.
         end: u64,
     },
     /// A stored entry whose two sizes differ.
@@ -165,7 +165,7 @@ impl Archive {
     }
 }
 
-/// Where the archive ends in its region; `None` where there is no such archive.
+/// End of the archive in its region; `None` where there is no such archive.
 pub(super) fn end(files: &FileSet, region: Region) -> Option<u64> {
     let peek = Peek::new(files, region).ok()?;
     let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
@@ -276,7 +276,7 @@ fn locate(
         .collect())
 }
 
-/// Where the data of an entry begins, if its local header is that entry's.
+/// Offset of the data of an entry, if its local header is that entry's.
 fn data_start(window: &mut ReadAhead<'_>, entry: &Listed) -> Result<Option<u64>, io::Error> {
     let Some(header) = window.get(entry.header, LOCAL_HEADER + entry.raw_name.len())? else {
         return Ok(None);

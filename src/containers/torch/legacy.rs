@@ -21,7 +21,7 @@ use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region};
 use crate::tensor::ByteOrder;
 
-/// Why a stream cannot be used.
+/// A stream cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LegacyError {
@@ -31,9 +31,9 @@ pub enum LegacyError {
     /// One of the five pickles cannot be read; offsets count from the start of the file.
     #[error("the {part} pickle of the stream")]
     Pickle {
-        /// Which pickle.
+        /// The pickle.
         part: &'static str,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: PickleError,
     },
@@ -86,7 +86,7 @@ pub enum LegacyError {
 const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 const PROTOCOL: i64 = 1001;
 
-/// Whether a file that starts so is such a stream.
+/// True where a file that starts so is such a stream.
 pub(super) fn is_stream(head: &[u8]) -> bool {
     pickle::read(head)
         .is_ok_and(|magic| magic.values.get(magic.root) == Value::BigInt(MAGIC.as_slice()))

@@ -35,7 +35,7 @@ use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region, is_lfs_pointer};
 use crate::tensor::{ByteOrder, StoredTensor};
 
-/// How a file keeps its pickle and its storages.
+/// The form in which a file keeps its pickle and its storages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Container {
     /// A zip archive: torch 1.6 and later.
@@ -53,7 +53,7 @@ pub struct TorchFile {
     container: Container,
 }
 
-/// Why a file cannot be opened.
+/// A file cannot be opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TorchError {
@@ -71,7 +71,7 @@ pub enum TorchError {
         /// Bytes looked at.
         len: usize,
     },
-    /// What git-lfs leaves in the place of a file.
+    /// The pointer that git-lfs leaves in the place of a file.
     #[error("this is a git-lfs pointer, not the file itself; run git lfs pull")]
     LfsPointer,
     /// The container of torch's first releases.
@@ -118,7 +118,7 @@ pub enum TorchError {
     Pickle {
         /// The zip entry.
         name: String,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         source: PickleError,
     },
@@ -190,7 +190,7 @@ impl TorchFile {
         rebuild::tensor(&self.values, &self.storages, id)
     }
 
-    /// Whether the file is a zip archive or a stream.
+    /// The form of the file: a zip archive or a stream.
     #[must_use]
     pub fn container(&self) -> Container {
         self.container
@@ -203,7 +203,7 @@ impl TorchFile {
     }
 }
 
-/// How many bytes lie behind the end of the zip archive or the pickle that begins `region`; `None` where there is neither,
+/// Number of bytes behind the end of the zip archive or the pickle that begins `region`; `None` where there is neither,
 /// or nothing behind it. Readers do not mind them, but no writer leaves them.
 #[must_use]
 pub fn bytes_behind(files: &FileSet, region: Region) -> Option<u64> {

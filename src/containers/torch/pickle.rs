@@ -20,7 +20,7 @@ use self::machine::PickleMachine;
 use super::value::{ValueId, Values};
 use crate::base::limits::{LIMITS, Limits, OverLimit};
 
-/// What one pickle holds.
+/// The content of one pickle.
 #[derive(Debug)]
 pub struct Pickle {
     /// Everything that it describes.
@@ -31,17 +31,17 @@ pub struct Pickle {
     pub consumed: usize,
 }
 
-/// Where and why a pickle cannot be read.
+/// A pickle cannot be read, from some offset on.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("byte {at}: {kind}")]
 pub struct PickleError {
     /// Offset of the opcode in question.
     pub at: u64,
-    /// What is wrong there.
+    /// The fault that is there.
     pub kind: PickleErrorKind,
 }
 
-/// What can be wrong with a pickle.
+/// A fault of a pickle.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PickleErrorKind {
@@ -69,9 +69,9 @@ pub enum PickleErrorKind {
     /// An opcode is applied to a value of the wrong type.
     #[error("a pickle opcode needs {wanted} and found {found}")]
     TypeMismatch {
-        /// What the opcode works on.
+        /// The type that the opcode works on.
         wanted: &'static str,
-        /// What it found.
+        /// The type that it found.
         found: &'static str,
     },
     /// A key without a value.

@@ -18,14 +18,14 @@ use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::Region;
 use crate::tensor::{ByteOrder, StorageView, StoredError, StoredTensor};
 
-/// Why a value that stands for a tensor cannot be read as one.
+/// A value that stands for a tensor cannot be read as one.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RebuildError {
     /// A kind of tensor that is not a strided view of a storage.
     #[error("{kind} ({}) is not read; save it as a plain tensor", function.escape_debug())]
     Unreadable {
-        /// What kind of tensor it is.
+        /// The kind of tensor.
         kind: &'static str,
         /// The function that would make it.
         function: String,
@@ -44,7 +44,7 @@ pub enum RebuildError {
     Arguments {
         /// The function.
         function: &'static str,
-        /// What is wrong with its arguments.
+        /// The fault of its arguments.
         what: &'static str,
     },
     /// A dtype that cannot be compared.
@@ -113,7 +113,7 @@ pub enum RebuildError {
     Stored {
         /// The storage.
         key: String,
-        /// How it does not fit.
+        /// The way in which it does not fit.
         #[source]
         source: StoredError,
     },
@@ -122,7 +122,7 @@ pub enum RebuildError {
     OverLimit(#[from] OverLimit),
 }
 
-/// What a function makes of its arguments.
+/// The thing that a function makes of its arguments.
 #[derive(Debug, Clone, Copy)]
 enum Function {
     /// A strided view: (storage, offset, size, stride, ...).
@@ -177,7 +177,7 @@ const FAMILIES: [&str; 5] = ["torch", "torch_npu", "msadapter", "mindtorch", "mi
 pub(super) struct Storages {
     pub(super) by_key: HashMap<String, Region>,
     pub(super) byte_order: ByteOrder,
-    /// Where a storage without elements may be taken to lie.
+    /// The place of a storage without elements.
     pub(super) empty: Region,
 }
 
@@ -297,7 +297,7 @@ pub(super) fn tensor(
     Err(OverLimit::new("wrappers around one tensor", LIMITS.depth as u64).into())
 }
 
-/// What a callable would make, if it makes tensors.
+/// The thing that a callable would make, if it makes tensors.
 fn function_of(
     values: &Values,
     callable: ValueId,

@@ -167,7 +167,7 @@ fn tensors_that_are_not_read_are_named() {
     assert_eq!(said, expected);
 }
 
-/// What a user would read: the error and its causes.
+/// The text that a user would read: the error and its causes.
 fn said(bytes: &[u8]) -> String {
     let error = TestFile::new(bytes).open().unwrap_err();
     let mut text = error.to_string();

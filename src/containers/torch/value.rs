@@ -59,7 +59,7 @@ pub enum Value<'a> {
 }
 
 impl Value<'_> {
-    /// What Python calls the type, for messages.
+    /// Python's name of the type, for messages.
     #[must_use]
     pub fn type_name(&self) -> &'static str {
         match self {
@@ -92,9 +92,9 @@ pub struct Call<'a> {
     pub kwargs: Option<ValueId>,
     /// The argument of BUILD, usually the object's `__dict__`.
     pub state: Option<ValueId>,
-    /// What SETITEM and SETITEMS stored.
+    /// The items that SETITEM and SETITEMS stored.
     pub items: &'a [(ValueId, ValueId)],
-    /// What APPEND, APPENDS and ADDITEMS added.
+    /// The members that APPEND, APPENDS and ADDITEMS added.
     pub appends: &'a [ValueId],
 }
 
@@ -239,7 +239,7 @@ impl Values {
     }
 }
 
-/// How the pickle machine fills the arena.
+/// The side of the arena that the pickle machine fills.
 impl Values {
     pub(super) fn new_none(&self) -> ValueId {
         shared(0)
@@ -361,7 +361,7 @@ impl Values {
         self.add(ValueSlot::Persistent(id))
     }
 
-    /// Where appended members of a list or an object go.
+    /// The list that takes appended members of a list or an object.
     pub(super) fn appends_of(&mut self, id: ValueId) -> Option<&mut Vec<ValueId>> {
         match self.slots[id.index()] {
             ValueSlot::List(index) => Some(&mut self.lists[index as usize]),
@@ -370,7 +370,7 @@ impl Values {
         }
     }
 
-    /// Where added members of a set or an object go.
+    /// The list that takes added members of a set or an object.
     pub(super) fn additions_of(&mut self, id: ValueId) -> Option<&mut Vec<ValueId>> {
         match self.slots[id.index()] {
             ValueSlot::Set(index) => Some(&mut self.lists[index as usize]),
@@ -379,7 +379,7 @@ impl Values {
         }
     }
 
-    /// Where items of a dict or an object go.
+    /// The list that takes items of a dict or an object.
     pub(super) fn items_of(&mut self, id: ValueId) -> Option<&mut Vec<(ValueId, ValueId)>> {
         match self.slots[id.index()] {
             ValueSlot::Dict(index) => Some(&mut self.dicts[index as usize]),
@@ -388,7 +388,7 @@ impl Values {
         }
     }
 
-    /// Where the state of an object goes.
+    /// The place that takes the state of an object.
     pub(super) fn state_of(&mut self, id: ValueId) -> Option<&mut Option<ValueId>> {
         match self.slots[id.index()] {
             ValueSlot::Call(index) => Some(&mut self.calls[index as usize].state),

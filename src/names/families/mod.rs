@@ -9,7 +9,7 @@ use super::pattern::{SuffixTable, expand_braces, fill};
 
 pub use tables::FAMILIES;
 
-/// How the parts that a row names make the canonical tensor.
+/// The way the parts that a row names make the canonical tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Conversion {
     /// It is the tensor.
@@ -30,7 +30,7 @@ pub enum Conversion {
     Replica,
 }
 
-/// How queries, keys and values lie in one tensor.
+/// The order of queries, keys and values in one tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocks {
     /// As rows.
@@ -43,7 +43,7 @@ pub enum Blocks {
     RowsIfShared,
 }
 
-/// How experts lie in one tensor.
+/// The form of experts in one tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packed {
     /// Each as the weight or bias that it is.
@@ -71,9 +71,9 @@ pub struct Family {
     pub model_types: &'static [&'static str],
     /// Norm weights are stored as w - 1.
     pub are_norms_zero_centered: bool,
-    /// What stands before all but the output layer.
+    /// Prefix of all names but the output layer's.
     body: &'static str,
-    /// What stands before the number of a layer.
+    /// Prefix of the number of a layer.
     layers: &'static str,
     /// Rows for what is in no layer.
     outside: &'static [&'static [FamilyRow]],
@@ -81,14 +81,14 @@ pub struct Family {
     inside: &'static [&'static [FamilyRow]],
 }
 
-/// What a name of a dialect is a part of.
+/// The part of a canonical tensor that a name of a dialect stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CanonicalPart {
     /// The canonical name.
     pub canonical: String,
-    /// How the parts make it.
+    /// The way the parts make it.
     pub conversion: Conversion,
-    /// Which part this is.
+    /// Number of this part.
     pub part: usize,
     /// The names of all parts, as they stand in the dialect.
     pub parts: Vec<String>,
@@ -156,7 +156,7 @@ fn table(rows: &[&[FamilyRow]]) -> SuffixTable<Target> {
 }
 
 impl FamilyReader {
-    /// What a name is a part of; `None` where no row knows it.
+    /// The canonical tensor that a name is a part of; `None` where no row knows it.
     #[must_use]
     pub fn read(&self, name: &str) -> Option<CanonicalPart> {
         let in_layer = self.family.layer_of(name);

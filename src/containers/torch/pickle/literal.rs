@@ -37,7 +37,7 @@ pub(super) fn integer(text: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What a Python 2 string literal with its quotes stands for (`repr` of a `str`).
+/// The bytes that a Python 2 string literal with its quotes stands for (`repr` of a `str`).
 pub(super) fn quoted(line: &[u8]) -> Option<Vec<u8>> {
     let ([b'\'', inner @ .., b'\''] | [b'"', inner @ .., b'"']) = line.trim_ascii_end() else {
         return None;

@@ -47,7 +47,7 @@ impl<'a> PickleMachine<'a> {
         }
     }
 
-    /// What a frame announces must be there.
+    /// Refuses a frame that announces more bytes than there are.
     pub(super) fn check_frame(&self, len: u64) -> PickleResult {
         let rest = self.input.len() - self.at;
         if len > rest as u64 { Err(PickleErrorKind::UnexpectedEnd) } else { Ok(()) }

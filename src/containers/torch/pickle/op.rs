@@ -97,7 +97,7 @@ pub enum Op<'a> {
     Persistent,
 }
 
-/// Why there is no opcode.
+/// The bytes hold no whole opcode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoOp {
     /// The bytes end inside it: at least so many are needed, its first one included.

@@ -10,7 +10,7 @@ use super::{NoOp, Op, PickleError, PickleErrorKind, decode};
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region};
 
-/// Why a pickle cannot be read in pieces.
+/// A pickle cannot be read in pieces.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
     /// The file cannot be read.
@@ -21,7 +21,7 @@ pub enum StreamError {
     Pickle(#[from] PickleError),
 }
 
-/// What comes after an opcode.
+/// The step after an opcode.
 #[derive(Debug)]
 pub enum Next<T> {
     /// The one behind it.
@@ -62,7 +62,7 @@ pub fn each_op<T>(
     }
 }
 
-/// Where in its region the pickle ends.
+/// End of the pickle in its region.
 ///
 /// # Errors
 /// As for [`each_op`].
@@ -77,7 +77,7 @@ pub fn end(files: &FileSet, region: Region) -> Result<u64, StreamError> {
 struct OpWindow<'a> {
     files: &'a FileSet,
     region: Region,
-    /// Where in the region the bytes begin.
+    /// Offset of the bytes in the region.
     start: u64,
     bytes: Vec<u8>,
     at: usize,
@@ -126,7 +126,7 @@ impl OpWindow<'_> {
     }
 }
 
-/// Which entries of a pickle's memo are ever asked for.
+/// The entries of a pickle's memo that are ever asked for.
 #[derive(Debug, Default)]
 pub struct MemoPlan {
     /// One bit for each entry.

@@ -9,7 +9,7 @@ use super::*;
 
 const STORAGE: &str = "(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI4\ntQ";
 
-/// What the pickle of one value stands for.
+/// The tensor that the pickle of one value stands for.
 fn rebuild(pickle: &str) -> Result<Option<StoredTensor>, RebuildError> {
     let file = torch_file(format!("{pickle}.").as_bytes(), &[("0", &[0; 16])]).open().unwrap();
     file.tensor(file.root())
