@@ -78,6 +78,7 @@
 //! assert!(tensors.iter().all(|tensor| ckptcmp::judge::verdict::of_tensor(tensor).exit_code() == 0));
 //! # Ok::<(), formats::OpenError>(())
 //! ```
+#![doc = include_str!("glossary.md")]
 
 pub mod base;
 pub mod catalog;

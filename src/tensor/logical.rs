@@ -19,7 +19,7 @@ use super::{Piece, StoredTensor};
 /// Slicing, concatenating, splitting and transposing are metadata: new sets of pieces over the same bytes.
 ///
 /// ```
-/// use ckptcmp::{dtype::Dtype, io::FileSet, tensor::{ByteOrder, LogicalTensor, StoredTensor}};
+/// use ckptcmp::{base::dtype::Dtype, storage::FileSet, tensor::{ByteOrder, LogicalTensor, StoredTensor}};
 /// let path = std::env::temp_dir().join("ckptcmp-doc-logical");
 /// std::fs::write(&path, [0_u8; 24])?;
 /// let mut files = FileSet::default();
