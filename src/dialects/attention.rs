@@ -2,6 +2,7 @@
 
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
+use crate::names::families::model_args;
 use crate::tensor::LogicalTensor;
 
 use super::Sources;
@@ -14,7 +15,7 @@ pub(super) struct HeadCounts {
     groups: Option<u64>,
     /// Rows of a head.
     size: Option<u64>,
-    /// The first linear of an MLP is gated, as GPT-NeoX says it.
+    /// The first linear of an MLP is gated.
     pub(super) is_gated: bool,
     /// Neighbouring rows of a head are turned on the other side too.
     pub(super) are_pairs_rotated: bool,
@@ -31,10 +32,8 @@ pub(super) struct Rows {
     pub(super) size: u64,
 }
 
-/// Activations of GPT-NeoX with a gate (`megatron/model/activations.py`).
-const GATED: [&str; 5] = ["geglu", "reglu", "swiglu", "bilinear", "glu"];
-
-const NOT_SAID: &str = "nothing says how many attention heads it has (config.json: num_attention_heads); supply it with --set num_attention_heads=...";
+const NOT_SAID: &str =
+    "nothing says how many attention heads it has; supply it with --set num_attention_heads=NUMBER";
 
 impl HeadCounts {
     pub(super) fn of(sources: &Sources<'_>) -> Self {
@@ -45,17 +44,17 @@ impl HeadCounts {
             _ => None,
         };
         let heads = size(sources.given("num_attention_heads"))
-            .or_else(|| size(sources.own(&["num_attention_heads", "n_head"])));
+            .or_else(|| size(sources.own(model_args::HEADS)));
         let groups = size(sources.given("num_query_groups"))
-            .or_else(|| size(sources.own(&["num_key_value_heads", "n_kv_head", "num_kv_heads"])));
-        let head = size(sources.given("kv_channels")).or_else(|| size(sources.own(&["head_dim"])));
+            .or_else(|| size(sources.own(model_args::QUERY_GROUPS)));
+        let head =
+            size(sources.given("kv_channels")).or_else(|| size(sources.own(model_args::HEAD_SIZE)));
         let are_pairs_rotated =
             sources.others("rotary_interleaved") == Some(&PlainValue::Bool(true));
-        let activation = match sources.own(&["activation"]) {
-            Some(PlainValue::Text(activation)) => activation.as_str(),
-            _ => "",
+        let is_gated = match sources.own(model_args::ACTIVATION) {
+            Some(PlainValue::Text(activation)) => model_args::is_gated(activation),
+            _ => false,
         };
-        let is_gated = GATED.contains(&activation);
         if heads.is_some() {
             return Self { heads, groups, size: head, is_gated, are_pairs_rotated };
         }

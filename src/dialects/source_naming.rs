@@ -3,7 +3,9 @@
 use crate::base::plain::PlainValue;
 use crate::layout::rules::Rules;
 use crate::names::Naming;
-use crate::names::families::{CanonicalPart, Conversion, FAMILIES, Family, FamilyReader};
+use crate::names::families::{
+    CanonicalPart, Conversion, FAMILIES, Family, FamilyReader, model_args,
+};
 use crate::names::megatron::{Canonical, Dialect};
 
 use super::sources::Sources;
@@ -34,7 +36,7 @@ impl SourceNaming {
             !names.is_empty() && names.iter().all(|name| naming.place(name).is_some())
         };
         let families = || FAMILIES.iter().filter(|family| family.naming == naming);
-        let said = sources.given("model_type").or_else(|| sources.own(&["model_type"]));
+        let said = sources.given("model_type").or_else(|| sources.own(model_args::MODEL_TYPE));
         let what = match said {
             Some(PlainValue::Text(said)) => {
                 let mut families = families();
@@ -49,7 +51,7 @@ impl SourceNaming {
                 let mut known = families().map(of_family).chain(std::iter::once(megatron));
                 match known.find(knows_all) {
                     Some(naming) => return Ok(naming),
-                    None => "nothing says what model it is (config.json: model_type), and no table knows all its names"
+                    None => "nothing says what model it is (model_type), and no table knows all its names"
                         .to_owned(),
                 }
             }

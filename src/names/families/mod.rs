@@ -2,6 +2,7 @@
 //!
 //! `tables.rs` says what parts make a canonical tensor and how; here its rows are read.
 
+pub mod model_args;
 mod tables;
 
 use super::Naming;
