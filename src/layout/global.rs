@@ -21,7 +21,7 @@ use crate::tensor::{LogicalTensor, TensorError};
 use super::numbering::{LayerName, LayerNumbers, excessive_index};
 use super::rules::{Rules, Sharding};
 use super::unfuse::deinterleaved;
-use super::{Assembly, Chunk, LayoutError, Merged, RunArgs, is_expert};
+use super::{Assembly, LayoutError, Merged, ModelChunk, RunArgs, is_expert};
 
 /// A whole tensor of a distributed checkpoint.
 #[derive(Debug, Clone)]
@@ -38,12 +38,12 @@ pub struct Global {
     pub flattened: Option<Vec<u64>>,
 }
 
-/// What parts of a parameter are stored under names of their own, in the order in which they make it up.
-/// `V#` stands for `V0`, `V1`, ...
-type Sections = &'static [&'static [&'static str]];
+/// Labels of the sections that are stored under names of their own, in the order in which they make the parameter up;
+/// one list for each kind of module. `V#` stands for `V0`, `V1`, ...
+type SectionLabels = &'static [&'static [&'static str]];
 
 #[rustfmt::skip]
-static SECTIONS: &[(&str, Sections)] = &[
+static SECTIONS: &[(&str, SectionLabels)] = &[
     // gate and up, with `singleton_local_shards` and in fsdp_dtensor
     ("linear_fc1.{weight,bias,weight#,bias#}",      &[&["w", "v"]]),
     // Mamba-2, gated delta product
@@ -54,7 +54,7 @@ static SECTIONS: &[(&str, Sections)] = &[
     ("self_attention.{conv1d.weight,conv1d.bias,conv1d_weight,conv1d_bias}", &[&["query", "key", "value"]]),
 ];
 
-static TABLE: LazyLock<SuffixTable<Sections>> =
+static TABLE: LazyLock<SuffixTable<SectionLabels>> =
     LazyLock::new(|| SuffixTable::new(SECTIONS.iter().copied()));
 
 /// Gives the tensors of a distributed checkpoint their canonical names and shapes; those of the optimizer become
@@ -62,7 +62,7 @@ static TABLE: LazyLock<SuffixTable<Sections>> =
 #[must_use]
 pub fn from_global(tensors: Vec<Global>, args: &RunArgs, rules: &Rules) -> Assembly {
     let mut assembly = Assembly::default();
-    let mut parts = Parts::new();
+    let mut parts = GlobalParts::new();
     let mut unbinder = Unbinder::new(args);
     for global in tensors {
         if is_buffer(&global.name) {
@@ -88,29 +88,26 @@ pub fn from_global(tensors: Vec<Global>, args: &RunArgs, rules: &Rules) -> Assem
 }
 
 /// A parameter of one layer and one expert, or a section of it.
-struct Part {
+struct GlobalPart {
     stored_name: Arc<str>,
     tensor: LogicalTensor,
     was_flattened: bool,
 }
 
 /// By state of the optimizer, weights first, and by the model's name with all indices in it.
-type Parts = BTreeMap<(Option<Arc<str>>, String), Part>;
+type GlobalParts = BTreeMap<(Option<Arc<str>>, String), GlobalPart>;
 
-/// What a part counts for, besides its name and its pieces: about what all of it takes on its way.
+/// Bytes that a part counts for, besides its name and its pieces: about what all of it takes on its way.
 const PART: usize = 4 * ENTRY;
 
 /// Takes tensors apart along the axes that hold all layers of a list, or all experts of a layer.
 struct Unbinder {
     numbers: LayerNumbers,
-    /// How many layers a list has, by what stands before their number, and which tensor said so.
+    /// Number of layers of a list, by what stands before their number, and the tensor that said so.
     layers: HashMap<String, (u64, Arc<str>)>,
     /// Bytes that names, entries and pieces may still come to.
     left: usize,
 }
-
-/// A tensor on its way through [`Unbinder`], and the shape that it has when it is no longer flattened.
-type Unbound = (String, LogicalTensor, Option<Vec<u64>>);
 
 impl Unbinder {
     fn new(args: &RunArgs) -> Self {
@@ -118,17 +115,16 @@ impl Unbinder {
         Self { numbers, layers: HashMap::new(), left: LIMITS.global_metadata }
     }
 
-    fn take(&mut self, global: Global, parts: &mut Parts) -> Result<(), LayoutError> {
-        let Global { stored_name, state, name, tensor, flattened } = global;
-        let was_flattened = flattened.is_some();
-        let mut todo: Vec<Unbound> = vec![(name, tensor, flattened)];
-        let mut done: Vec<Part> = Vec::new();
-        let mut names = Vec::new();
-        while let Some((name, tensor, flattened)) = todo.pop() {
-            if let Some(at) = missing_index(&name) {
-                self.unbind(&name, at, (tensor, flattened), &stored_name, &mut todo)?;
+    fn take(&mut self, global: Global, parts: &mut GlobalParts) -> Result<(), LayoutError> {
+        let was_flattened = global.flattened.is_some();
+        let mut todo = vec![global];
+        let mut done = Vec::new();
+        while let Some(global) = todo.pop() {
+            if let Some(at) = missing_index(&global.name) {
+                self.unbind(global, at, &mut todo)?;
                 continue;
             }
+            let Global { stored_name, state, name, tensor, flattened } = global;
             if tensor.pieces().is_empty() && tensor.numel() > 0 && self.is_placeholder(&name) {
                 continue;
             }
@@ -138,15 +134,14 @@ impl Unbinder {
             };
             let bytes = name.len() + PART + ENTRY * tensor.pieces().len();
             self.left = self.left.checked_sub(bytes).ok_or(LayoutError::TooManyParts)?;
-            names.push(name.replace(".experts.experts.", ".experts.local_experts."));
-            done.push(Part { stored_name: Arc::clone(&stored_name), tensor, was_flattened });
+            let name = name.replace(".experts.experts.", ".experts.local_experts.");
+            done.push(((state, name), GlobalPart { stored_name, tensor, was_flattened }));
         }
-        for (name, part) in names.into_iter().zip(done) {
-            let other = parts.get(&(state.clone(), name.clone()));
-            if let Some(other) = other.map(|other| other.stored_name.to_string()) {
-                return Err(LayoutError::Duplicate { other });
+        for (key, part) in done {
+            if let Some(other) = parts.get(&key) {
+                return Err(LayoutError::Duplicate { other: other.stored_name.to_string() });
             }
-            parts.insert((state.clone(), name), part);
+            parts.insert(key, part);
         }
         Ok(())
     }
@@ -154,12 +149,11 @@ impl Unbinder {
     /// Puts a number at byte `at` of the name for every index of the first axis.
     fn unbind(
         &mut self,
-        name: &str,
+        global: Global,
         at: usize,
-        (tensor, flattened): (LogicalTensor, Option<Vec<u64>>),
-        stored_name: &Arc<str>,
-        todo: &mut Vec<Unbound>,
+        todo: &mut Vec<Global>,
     ) -> Result<(), LayoutError> {
+        let Global { stored_name, state, name, tensor, flattened } = global;
         // An axis cut so that each fragment holds one index is the same axis before and after; another one is not.
         let (tensor, flattened) = match flattened {
             Some(shape) if tensor.shape().first() != shape.first() => {
@@ -170,7 +164,7 @@ impl Unbinder {
         let count = tensor.shape().first().copied().unwrap_or(0);
         let (before, after) = name.split_at(at);
         if before.ends_with("layers.") {
-            let first = (count, Arc::clone(stored_name));
+            let first = (count, Arc::clone(&stored_name));
             let (others, other) = self.layers.entry(before.to_owned()).or_insert(first);
             if *others != count {
                 let other = other.to_string();
@@ -181,9 +175,14 @@ impl Unbinder {
         if usize::try_from(count).ok().is_none_or(|count| self.left / entry < count) {
             return Err(LayoutError::TooManyParts);
         }
-        for (index, part) in tensor.unbind(0)?.into_iter().enumerate() {
-            let flattened = flattened.as_ref().map(|shape| shape[1..].to_vec());
-            todo.push((format!("{before}{index}.{after}"), part, flattened));
+        for (index, tensor) in tensor.unbind(0)?.into_iter().enumerate() {
+            todo.push(Global {
+                stored_name: Arc::clone(&stored_name),
+                state: state.clone(),
+                name: format!("{before}{index}.{after}"),
+                tensor,
+                flattened: flattened.as_ref().map(|shape| shape[1..].to_vec()),
+            });
         }
         Ok(())
     }
@@ -194,7 +193,7 @@ impl Unbinder {
     }
 }
 
-/// Where a name has no number though its tensor has an axis for it: behind `layers.` and `experts.experts.`.
+/// The place where a name has no number though its tensor has an axis for it: behind `layers.` and `experts.experts.`.
 fn missing_index(name: &str) -> Option<usize> {
     let mut before = ["", ""];
     let mut at = 0;
@@ -244,9 +243,9 @@ fn unflattened(tensor: &LogicalTensor, shape: &[u64]) -> Result<LogicalTensor, L
 }
 
 /// Puts sections together that are stored under names of their own.
-fn joined(parts: Parts, assembly: &mut Assembly) -> Parts {
-    let mut whole = Parts::new();
-    let mut split: BTreeMap<_, (Sections, BTreeMap<String, Part>)> = BTreeMap::new();
+fn joined(parts: GlobalParts, assembly: &mut Assembly) -> GlobalParts {
+    let mut whole = GlobalParts::new();
+    let mut split: BTreeMap<_, (SectionLabels, BTreeMap<String, GlobalPart>)> = BTreeMap::new();
     for ((state, name), part) in parts {
         match section_of(&name) {
             Some((base, label, sections)) => {
@@ -277,9 +276,9 @@ fn joined(parts: Parts, assembly: &mut Assembly) -> Parts {
 }
 
 /// The name of the parameter that a name is a section of, and which.
-fn section_of(name: &str) -> Option<(&str, &str, Sections)> {
-    let cuts = [name.rsplit_once('.'), name.rsplit_once('_')];
-    cuts.into_iter().flatten().find_map(|(base, label)| {
+fn section_of(name: &str) -> Option<(&str, &str, SectionLabels)> {
+    let splits = [name.rsplit_once('.'), name.rsplit_once('_')];
+    splits.into_iter().flatten().find_map(|(base, label)| {
         let sections = *TABLE.find(base)?.value;
         let known = sections.iter().copied().flatten().any(|section| is_section(section, label));
         known.then_some((base, label, sections))
@@ -297,9 +296,9 @@ fn is_section(section: &str, label: &str) -> bool {
 
 /// The parts in the order of the one list of sections that they are all of.
 fn in_order(
-    sections: Sections,
-    mut labels: BTreeMap<String, Part>,
-) -> Result<Vec<Part>, LayoutError> {
+    sections: SectionLabels,
+    mut labels: BTreeMap<String, GlobalPart>,
+) -> Result<Vec<GlobalPart>, LayoutError> {
     let lists = sections.iter().map(|list| {
         let labels_of = |section: &&str| match section.strip_suffix('#') {
             None => vec![(*section).to_owned()],
@@ -320,11 +319,11 @@ fn in_order(
     Ok(best.iter().filter_map(|label| labels.remove(label)).collect())
 }
 
-fn join_sections(parts: Vec<Part>) -> Result<Part, LayoutError> {
+fn join_sections(parts: Vec<GlobalPart>) -> Result<GlobalPart, LayoutError> {
     let first = parts.first().ok_or(LayoutError::NoShard)?;
     let (stored_name, was_flattened) = (Arc::clone(&first.stored_name), first.was_flattened);
     let tensor = LogicalTensor::concat(0, parts.into_iter().map(|part| part.tensor))?;
-    Ok(Part { stored_name, tensor, was_flattened })
+    Ok(GlobalPart { stored_name, tensor, was_flattened })
 }
 
 /// Gives each parameter its place among the others.
@@ -340,7 +339,7 @@ impl Finisher<'_> {
         &self,
         state: Option<&str>,
         name: &str,
-        part: Part,
+        part: GlobalPart,
         assembly: &mut Assembly,
     ) -> Result<(), LayoutError> {
         let name = match self.dialect.canonical(name) {
@@ -354,14 +353,12 @@ impl Finisher<'_> {
         if let Some(what) = excessive_index(&name) {
             return Err(LayoutError::IndexTooLarge { what });
         }
-        let sharding = self.rules.find(&name);
         let mut tensor = part.tensor;
         if part.was_flattened && is_expert(&name) {
             tensor = as_the_weight(tensor, assembly.tensors.get(&Name::new(name.as_str())))?;
         }
-        if matches!(sharding, Some(Sharding::Gated | Sharding::Halves)) {
-            tensor = deinterleaved(&name, tensor, self.args, self.shares(&name))?;
-        }
+        tensor = deinterleaved(&name, tensor, self.args, self.shares(&name))?;
+        let is_vocab = self.rules.find(&name) == Some(&Sharding::Vocab);
         let name = Name::new(match state {
             Some(state) => format!("optimizer.{state}.{name}"),
             None => name,
@@ -370,7 +367,6 @@ impl Finisher<'_> {
             // A module registered under two names, as T5's output layer is: both must hold the same.
             Some(merged) => merged.tensor.add_copy(tensor)?,
             None => {
-                let is_vocab = sharding == Some(&Sharding::Vocab);
                 assembly.tensors.insert(name, Merged { tensor, is_vocab, has_no_rule: false });
             }
         }
@@ -381,7 +377,7 @@ impl Finisher<'_> {
     fn numbered(&self, name: String) -> String {
         match LayerName::parse(&name).filter(|layer| layer.stack == "decoder.") {
             Some(layer) => {
-                layer.with_index(self.numbers.global(Chunk { vp: 0, pp: 0 }, layer.index))
+                layer.with_index(self.numbers.global(ModelChunk { vp: 0, pp: 0 }, layer.index))
             }
             None => name,
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::limits::LIMITS;
 
-use super::{Chunk, LayoutError, RunArgs};
+use super::{LayoutError, ModelChunk, RunArgs};
 
 /// A rank of the model: its coordinates along each axis that shows in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -22,8 +22,8 @@ pub struct RankCoord {
 impl RankCoord {
     /// The model chunk that it belongs to.
     #[must_use]
-    pub fn chunk(&self) -> Chunk {
-        Chunk { vp: self.vp, pp: self.pp }
+    pub fn chunk(&self) -> ModelChunk {
+        ModelChunk { vp: self.vp, pp: self.pp }
     }
 }
 

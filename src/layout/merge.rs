@@ -18,7 +18,7 @@ pub struct RankPart {
     pub tensor: LogicalTensor,
     /// Every rank holds all of it, whatever the rule says of the name.
     pub(super) is_whole: bool,
-    /// It only tells names and shapes, see [`super::assemble_beside`].
+    /// It only tells names and shapes, see [`super::Shard`].
     pub(super) is_shape_only: bool,
 }
 

@@ -10,7 +10,7 @@ use super::RunArgs;
 
 /// A model chunk: virtual stage and pipeline stage. Ordered as layers are laid out, virtual stage first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Chunk {
+pub struct ModelChunk {
     /// Virtual pipeline stage.
     pub vp: u64,
     /// Pipeline stage.
@@ -107,7 +107,7 @@ pub enum NumberingError {
 /// The first global index of each chunk, and the indices that hold no parameters.
 #[derive(Debug, Default)]
 pub struct LayerNumbers {
-    offsets: BTreeMap<Chunk, u64>,
+    offsets: BTreeMap<ModelChunk, u64>,
     /// Global indices of placeholder layers, ascending.
     noop: Vec<u64>,
 }
@@ -124,7 +124,7 @@ impl LayerNumbers {
     /// [`NumberingError`] where files and `args` contradict each other.
     pub fn new(
         stack: &str,
-        counts: &BTreeMap<Chunk, u64>,
+        counts: &BTreeMap<ModelChunk, u64>,
         args: &RunArgs,
     ) -> Result<Self, NumberingError> {
         let (arg, declared) = declared_layers(stack, args);
@@ -157,7 +157,7 @@ impl LayerNumbers {
     /// MindSpeed's V-shaped schedule: stage p holds the p-th chunk from the front and the p-th from the back
     /// (`core/pipeline_parallel/dualpipev/dualpipev_chunks.py`).
     fn dual_pipe(
-        counts: &BTreeMap<Chunk, u64>,
+        counts: &BTreeMap<ModelChunk, u64>,
         layers: u64,
         noop: Vec<u64>,
     ) -> Result<Self, NumberingError> {
@@ -167,7 +167,7 @@ impl LayerNumbers {
         if !fits || size * 2 * stages != layers {
             return Err(NumberingError::NotDualPipe { layers });
         }
-        let offset = |chunk: &Chunk| match chunk.vp {
+        let offset = |chunk: &ModelChunk| match chunk.vp {
             0 => chunk.pp * size,
             _ => layers - (chunk.pp + 1) * size,
         };
@@ -190,7 +190,7 @@ impl LayerNumbers {
 
     /// The global index of a chunk's layer, placeholders not counted.
     #[must_use]
-    pub fn global(&self, chunk: Chunk, local: u64) -> u64 {
+    pub fn global(&self, chunk: ModelChunk, local: u64) -> u64 {
         let index = self.offsets.get(&chunk).copied().unwrap_or(0).saturating_add(local);
         let placeholders = self.noop.partition_point(|&noop| noop < index) as u64;
         index - placeholders
@@ -218,10 +218,10 @@ fn declared_layers(stack: &str, args: &RunArgs) -> (&'static str, Option<u64>) {
 
 /// Layers a chunk, where some of them have no parameters and so leave no name behind: as `args` lists them, else even.
 fn stage_sizes(
-    counts: &BTreeMap<Chunk, u64>,
+    counts: &BTreeMap<ModelChunk, u64>,
     declared: u64,
     args: &RunArgs,
-) -> Option<BTreeMap<Chunk, u64>> {
+) -> Option<BTreeMap<ModelChunk, u64>> {
     let listed = ["pipeline_num_transformer_layers", "num_layer_list"]
         .iter()
         .find_map(|name| args.sizes(name))
@@ -232,7 +232,7 @@ fn stage_sizes(
         None if declared.is_multiple_of(chunks) => vec![declared / chunks; counts.len()],
         None => return None,
     };
-    let sizes: BTreeMap<Chunk, u64> = counts.keys().copied().zip(sizes).collect();
+    let sizes: BTreeMap<ModelChunk, u64> = counts.keys().copied().zip(sizes).collect();
     let fits = counts.iter().all(|(chunk, count)| count <= &sizes[chunk]);
     fits.then_some(sizes)
 }
@@ -278,8 +278,8 @@ mod tests {
         )
     }
 
-    fn counts(rows: &[(u64, u64, u64)]) -> BTreeMap<Chunk, u64> {
-        rows.iter().map(|&(vp, pp, count)| (Chunk { vp, pp }, count)).collect()
+    fn counts(rows: &[(u64, u64, u64)]) -> BTreeMap<ModelChunk, u64> {
+        rows.iter().map(|&(vp, pp, count)| (ModelChunk { vp, pp }, count)).collect()
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod tests {
         let numbers =
             LayerNumbers::new("decoder.", &stages, &args(&[("num_layers", PlainValue::Int(6))]))
                 .unwrap();
-        let first = |pp| numbers.global(Chunk { vp: 0, pp }, 0);
+        let first = |pp| numbers.global(ModelChunk { vp: 0, pp }, 0);
         assert_eq!((first(1), first(2), first(3)), (0, 2, 5));
     }
 
@@ -296,8 +296,8 @@ mod tests {
     fn virtual_stages_go_before_pipeline_stages() {
         let stages = counts(&[(0, 0, 1), (0, 1, 2), (1, 0, 2), (1, 1, 1)]);
         let numbers = LayerNumbers::new("decoder.", &stages, &RunArgs::default()).unwrap();
-        assert_eq!(numbers.global(Chunk { vp: 1, pp: 0 }, 0), 3);
-        assert_eq!(numbers.global(Chunk { vp: 1, pp: 1 }, 0), 5);
+        assert_eq!(numbers.global(ModelChunk { vp: 1, pp: 0 }, 0), 3);
+        assert_eq!(numbers.global(ModelChunk { vp: 1, pp: 1 }, 0), 5);
     }
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
         ]);
         let stages = counts(&[(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]);
         let numbers = LayerNumbers::new("decoder.", &stages, &known).unwrap();
-        let first = |vp, pp| numbers.global(Chunk { vp, pp }, 0);
+        let first = |vp, pp| numbers.global(ModelChunk { vp, pp }, 0);
         assert_eq!([first(0, 0), first(0, 1), first(1, 1), first(1, 0)], [0, 2, 4, 6]);
     }
 
@@ -319,8 +319,8 @@ mod tests {
         // The last layer of the second stage is a placeholder, so its largest local index is 2.
         let stages = counts(&[(0, 0, 4), (0, 1, 3)]);
         let numbers = LayerNumbers::new("decoder.", &stages, &known).unwrap();
-        assert_eq!(numbers.global(Chunk { vp: 0, pp: 0 }, 3), 2);
-        assert_eq!(numbers.global(Chunk { vp: 0, pp: 1 }, 0), 3);
+        assert_eq!(numbers.global(ModelChunk { vp: 0, pp: 0 }, 3), 2);
+        assert_eq!(numbers.global(ModelChunk { vp: 0, pp: 1 }, 0), 3);
     }
 
     #[test]
@@ -333,8 +333,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_layer_gets_one_number(sizes in prop::collection::vec(0_u64..4, 1..9), stages in 1_u64..4) {
-            let counts: BTreeMap<Chunk, u64> = (0..).zip(&sizes)
-                .map(|(at, &size)| (Chunk { vp: at / stages, pp: at % stages }, size)).collect();
+            let counts: BTreeMap<ModelChunk, u64> = (0..).zip(&sizes)
+                .map(|(at, &size)| (ModelChunk { vp: at / stages, pp: at % stages }, size)).collect();
             let numbers = LayerNumbers::new("decoder.", &counts, &RunArgs::default()).unwrap();
             let mut seen: Vec<u64> = counts.iter()
                 .flat_map(|(&chunk, &size)| (0..size).map(move |local| (chunk, local)))

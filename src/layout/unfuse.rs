@@ -1,4 +1,4 @@
-//! What one rank stores fused, taken apart: each part a view, under the name it has alone.
+//! Fused tensors of one rank, taken apart: each part a view, under the name it has alone.
 //!
 //! Here belong tensors whose stored shape or row order is not that of the canonical parameter: experts
 //! in one tensor, latent attention's joint projections, the head orders of old checkpoint versions.
@@ -13,41 +13,54 @@ use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
 use super::merge::RankPart;
 use super::sections::{Module, Shapes};
-use super::{HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs};
+use super::{LayoutError, RankCoord, RunArgs, Shard, ShardedModel};
+
+/// The order in which megatron.legacy wrote the rows of `query_key_value` and `key_value`
+/// (Megatron-LM v2.0, `megatron/checkpointing.py`, `fix_query_key_value_ordering`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// `[sections, heads, size]`: `checkpoint_version` 0, or none.
+    SectionsFirst,
+    /// `[heads, size, sections]`: version 1.
+    SectionsLast,
+    /// `[heads, sections, size]`: version 2 and later, and all of Megatron-Core.
+    HeadsFirst,
+}
+
+impl HeadOrder {
+    /// The order of a `checkpoint_version`.
+    #[must_use]
+    pub fn of_version(version: Option<f64>) -> Self {
+        match version {
+            Some(version) if version >= 2.0 => Self::HeadsFirst,
+            Some(version) if version >= 1.0 => Self::SectionsLast,
+            _ => Self::SectionsFirst,
+        }
+    }
+}
 
 /// A rank's tensor under its canonical name, indices still the rank's own.
 #[derive(Debug, Clone)]
-pub(super) struct Local {
+pub(super) struct RankTensor {
     /// Canonical name.
     pub name: String,
-    /// What the rank holds of it.
+    /// The rank's part of it.
     pub part: RankPart,
 }
 
-impl Local {
+impl RankTensor {
     /// About how many bytes it takes.
     fn metadata(&self) -> usize {
         self.name.len() + ENTRY * self.part.tensor.pieces().len().max(1)
     }
 }
 
-/// One of a rank's tensors, by canonical name.
-#[derive(Debug, Clone)]
-pub(super) struct Named {
-    /// The name in the file.
-    pub stored_name: Arc<str>,
-    /// The tensor.
-    pub stored: StoredTensor,
-    /// It only tells names and shapes, see [`super::assemble_beside`].
-    pub is_shape_only: bool,
-}
+/// The shards of one model chunk of one rank, by canonical name.
+pub(super) type RankShards = BTreeMap<String, Shard>;
 
-/// All the tensors of one model chunk of one rank, by canonical name.
-pub(super) type RankTensors = BTreeMap<String, Named>;
-
-impl Shapes for RankTensors {
+impl Shapes for RankShards {
     fn shape(&self, name: &str, _: RankCoord) -> Option<&[u64]> {
-        Some(self.get(name)?.stored.shape())
+        Some(self.get(name)?.tensor.shape())
     }
 }
 
@@ -68,8 +81,6 @@ enum Fusion {
     HeadParts { other: &'static str, joined: &'static str },
     /// The second tensor of a [`Fusion::HeadParts`] pair.
     HeadPartsTail { first: &'static str },
-    /// The first linear of a gated MLP, whose gate and up rows may alternate.
-    Interleaved,
 }
 
 /// Sources: Megatron-LM core_v0.5 to core_v0.19 (`core/transformer/moe/experts.py`,
@@ -86,122 +97,126 @@ static FUSIONS: &[(&str, Fusion)] = &[
     ("self_attention.linear_qk_rope.weight",       Fusion::HeadPartsTail { first: "linear_qk_nope.weight" }),
     ("self_attention.linear_kv_nope.weight",       Fusion::HeadParts { other: "linear_v.weight", joined: "linear_kv_up_proj.weight" }),
     ("self_attention.linear_v.weight",             Fusion::HeadPartsTail { first: "linear_kv_nope.weight" }),
-    ("linear_fc1.{weight,bias}",                   Fusion::Interleaved),
 ];
 
 static TABLE: LazyLock<SuffixTable<Fusion>> =
     LazyLock::new(|| SuffixTable::new(FUSIONS.iter().copied()));
 
-/// Takes one rank's tensors apart. A tensor that cannot be is reported to `problem`; the others go on.
-pub(super) fn unfuse(
-    tensors: &RankTensors,
-    rank: RankCoord,
-    layout: &ParallelLayout,
-    args: &RunArgs,
-    order: HeadOrder,
-    mut problem: impl FnMut(&Named, LayoutError),
-) -> Vec<Local> {
-    let chunk = RankChunk { tensors, rank, layout, args, order };
-    let mut locals = Vec::with_capacity(tensors.len());
-    let mut metadata = 0;
-    for (name, named) in tensors {
-        match chunk.parts(name, named) {
-            Ok(mut parts) => {
-                for part in &mut parts {
-                    part.part.is_shape_only = named.is_shape_only;
-                }
-                metadata += parts.iter().map(Local::metadata).sum::<usize>();
-                locals.extend(parts);
-            }
-            Err(error) => problem(named, error),
-        }
-        if metadata > LIMITS.metadata {
-            problem(named, LayoutError::TooManyParts);
-            break;
-        }
-    }
-    locals
+/// Query and key-value down-projections of a latent attention in one tensor.
+struct LatentDown<'a> {
+    view: LogicalTensor,
+    query_name: &'a str,
+    query_rows: u64,
+    /// Every rank holds all rows.
+    is_whole: bool,
 }
 
-struct RankChunk<'a> {
-    tensors: &'a RankTensors,
-    rank: RankCoord,
-    layout: &'a ParallelLayout,
-    args: &'a RunArgs,
-    order: HeadOrder,
+/// One model chunk of one rank.
+pub(super) struct RankChunk<'a> {
+    pub shards: &'a RankShards,
+    pub rank: RankCoord,
+    pub model: &'a ShardedModel<'a>,
 }
 
 impl RankChunk<'_> {
-    fn parts(&self, name: &str, named: &Named) -> Result<Vec<Local>, LayoutError> {
+    /// Takes its tensors apart. One that cannot be is a problem; the others go on.
+    pub(super) fn unfuse(&self, problems: &mut Vec<(String, LayoutError)>) -> Vec<RankTensor> {
+        let mut tensors = Vec::with_capacity(self.shards.len());
+        let mut metadata = 0;
+        for (name, shard) in self.shards {
+            let mut problem = |error| problems.push((shard.name.to_string(), error));
+            match self.parts(name, shard) {
+                Ok(mut parts) => {
+                    for tensor in &mut parts {
+                        tensor.part.is_shape_only = shard.is_shape_only;
+                    }
+                    metadata += parts.iter().map(RankTensor::metadata).sum::<usize>();
+                    tensors.extend(parts);
+                }
+                Err(error) => problem(error),
+            }
+            if metadata > LIMITS.metadata {
+                problem(LayoutError::TooManyParts);
+                break;
+            }
+        }
+        tensors
+    }
+
+    fn parts(&self, name: &str, shard: &Shard) -> Result<Vec<RankTensor>, LayoutError> {
         let Some(found) = TABLE.find(name) else {
-            return Ok(vec![self.local(name.to_owned(), named.view())]);
+            return Ok(vec![self.local(name.to_owned(), shard.view())]);
         };
         let prefix = found.prefix;
         match *found.value {
-            Fusion::GroupedFc1 => self.grouped_fc1(prefix, named),
-            Fusion::GroupedFc2 => self.grouped_fc2(prefix, named),
-            Fusion::Packed => self.packed(prefix, &name[prefix.len()..], named),
-            Fusion::LatentDown => self.latent_down(prefix, named),
-            Fusion::Qkv { sections } => self.qkv(name, prefix, sections, named),
-            Fusion::HeadParts { other, joined } => self.head_parts(prefix, named, other, joined),
+            Fusion::GroupedFc1 => self.grouped_fc1(prefix, shard),
+            Fusion::GroupedFc2 => self.grouped_fc2(prefix, shard),
+            Fusion::Packed => self.packed(prefix, &name[prefix.len()..], shard),
+            Fusion::LatentDown => self.latent_down(prefix, shard),
+            Fusion::Qkv { sections } => self.qkv(name, prefix, sections, shard),
+            Fusion::HeadParts { other, joined } => self.head_parts(prefix, shard, other, joined),
             Fusion::HeadPartsTail { first } => {
                 // Taken with its first half; alone it has no canonical place.
                 let is_paired = self.sibling(&format!("{prefix}self_attention."), first).is_some();
-                let alone = || vec![self.local(name.to_owned(), named.view())];
+                let alone = || vec![self.local(name.to_owned(), shard.view())];
                 Ok(if is_paired { Vec::new() } else { alone() })
             }
-            Fusion::Interleaved => Ok(vec![self.deinterleaved(name, named.view())?]),
         }
     }
 
-    fn local(&self, name: String, tensor: LogicalTensor) -> Local {
-        Local { name, part: RankPart::new(self.rank, tensor) }
+    fn local(&self, name: String, tensor: LogicalTensor) -> RankTensor {
+        RankTensor { name, part: RankPart::new(self.rank, tensor) }
     }
 
-    fn sibling(&self, prefix: &str, suffix: &str) -> Option<&Named> {
-        self.tensors.get(&format!("{prefix}{suffix}"))
+    fn sibling(&self, prefix: &str, suffix: &str) -> Option<&Shard> {
+        self.shards.get(&format!("{prefix}{suffix}"))
     }
 
     fn module<'m>(&'m self, prefix: &'m str) -> Module<'m> {
-        Module { shapes: self.tensors, prefix, rank: self.rank, args: self.args }
+        Module { shapes: self.shards, prefix, rank: self.rank, args: self.model.args }
     }
 
     /// Experts of this rank's grouped tensors: by the router's rows, else as `args` says.
     fn local_experts(&self, prefix: &str) -> Result<u64, LayoutError> {
         let experts = match self.module(prefix).dim("mlp.router.weight", 0) {
             Some(rows) => rows,
-            None => self.args.need("num_experts")?,
+            None => self.model.args.need("num_experts")?,
         };
-        let shares = self.layout.declared_expert_shares;
+        let shares = self.model.layout.declared_expert_shares;
         if experts == 0 || shares == 0 || experts % shares != 0 {
             return Err(LayoutError::ExpertsNotDivisible { experts, shares });
         }
         Ok(experts / shares)
     }
 
-    fn grouped_fc1(&self, prefix: &str, named: &Named) -> Result<Vec<Local>, LayoutError> {
+    fn grouped_fc1(&self, prefix: &str, shard: &Shard) -> Result<Vec<RankTensor>, LayoutError> {
         let experts = self.local_experts(prefix)?;
-        let [hidden, columns] = two_dims(&named.stored)?;
-        let width = divide(columns, experts, &named.stored)?;
-        let view = named.reshaped(&[experts, hidden, width])?;
+        let [hidden, columns] = two_dims(&shard.tensor)?;
+        let width = divide(columns, experts, &shard.tensor)?;
+        let view = shard.reshaped(&[experts, hidden, width])?;
         self.each_expert(prefix, "linear_fc1.weight", experts, |index| {
             view.select(0, index)?.transpose(0, 1)
         })
     }
 
-    fn grouped_fc2(&self, prefix: &str, named: &Named) -> Result<Vec<Local>, LayoutError> {
+    fn grouped_fc2(&self, prefix: &str, shard: &Shard) -> Result<Vec<RankTensor>, LayoutError> {
         let experts = self.local_experts(prefix)?;
-        let [rows, hidden] = two_dims(&named.stored)?;
-        let width = divide(rows, experts, &named.stored)?;
-        let view = named.reshaped(&[experts, width, hidden])?;
+        let [rows, hidden] = two_dims(&shard.tensor)?;
+        let width = divide(rows, experts, &shard.tensor)?;
+        let view = shard.reshaped(&[experts, width, hidden])?;
         self.each_expert(prefix, "linear_fc2.weight", experts, |index| {
             view.select(0, index)?.transpose(0, 1)
         })
     }
 
-    fn packed(&self, prefix: &str, suffix: &str, named: &Named) -> Result<Vec<Local>, LayoutError> {
+    fn packed(
+        &self,
+        prefix: &str,
+        suffix: &str,
+        shard: &Shard,
+    ) -> Result<Vec<RankTensor>, LayoutError> {
         let linear = suffix.trim_start_matches("mlp.experts.");
-        let view = named.view();
+        let view = shard.view();
         let experts = view.shape().first().copied().unwrap_or(0);
         self.each_expert(prefix, linear, experts, |index| view.select(0, index))
     }
@@ -212,7 +227,7 @@ impl RankChunk<'_> {
         linear: &str,
         experts: u64,
         view: impl Fn(u64) -> Result<LogicalTensor, TensorError>,
-    ) -> Result<Vec<Local>, LayoutError> {
+    ) -> Result<Vec<RankTensor>, LayoutError> {
         if experts > LIMITS.experts {
             return Err(LayoutError::TooManyExperts { experts });
         }
@@ -221,11 +236,7 @@ impl RankChunk<'_> {
         for index in 0..experts {
             let name = format!("{prefix}mlp.experts.local_experts.{index}.{linear}");
             let tensor = view(index)?;
-            let local = if linear.starts_with("linear_fc1.") {
-                self.deinterleaved(&name, tensor)?
-            } else {
-                self.local(name, tensor)
-            };
+            let local = self.local(name, tensor);
             metadata += local.metadata();
             if metadata > LIMITS.metadata {
                 return Err(LayoutError::TooManyParts);
@@ -236,41 +247,40 @@ impl RankChunk<'_> {
     }
 
     /// `[q; kv + rope]`, whole on every rank or each rank its part of both (core 0.17 on, `--mla-down-proj-fusion`).
-    fn latent_down(&self, prefix: &str, named: &Named) -> Result<Vec<Local>, LayoutError> {
+    fn latent_down(&self, prefix: &str, shard: &Shard) -> Result<Vec<RankTensor>, LayoutError> {
         let attention = format!("{prefix}self_attention.");
         let module = self.module(&attention);
         let (query, key_value) = (module.latent_query_rows()?, module.latent_key_value_rows()?);
-        let view = named.view();
+        let view = shard.view();
         let rows = first_dim(&view);
-        let tp = self.layout.declared_tp;
-        let (query, whole) = if rows == query + key_value {
+        let tp = self.model.layout.declared_tp;
+        let (query, is_whole) = if rows == query + key_value {
             (query, true)
         } else if rows.checked_mul(tp) == Some(query + key_value) && query % tp == 0 {
             (query / tp, false)
         } else {
             return Err(LayoutError::UnexpectedRows { rows, wanted: query + key_value });
         };
-        self.down_projections(&attention, &view, query, "linear_q_down_proj.weight", whole)
+        let query_name = "linear_q_down_proj.weight";
+        let fused = LatentDown { view, query_name, query_rows: query, is_whole };
+        self.down_projections(&attention, &fused)
     }
 
     fn down_projections(
         &self,
         attention: &str,
-        view: &LogicalTensor,
-        query_rows: u64,
-        query_name: &str,
-        whole: bool,
-    ) -> Result<Vec<Local>, LayoutError> {
-        let rest = first_dim(view).saturating_sub(query_rows);
+        fused: &LatentDown<'_>,
+    ) -> Result<Vec<RankTensor>, LayoutError> {
+        let LatentDown { view, query_name, query_rows, is_whole } = fused;
+        let rest = first_dim(view).saturating_sub(*query_rows);
         let part = |suffix: &str, start, len| {
-            let tensor = view.slice(0, start, len)?;
-            let mut local = self.local(format!("{attention}{suffix}"), tensor);
-            local.part.is_whole = whole;
-            Ok::<_, LayoutError>(local)
+            let mut part = self.local(format!("{attention}{suffix}"), view.slice(0, start, len)?);
+            part.part.is_whole = *is_whole;
+            Ok::<_, LayoutError>(part)
         };
         Ok(vec![
-            part(query_name, 0, query_rows)?,
-            part("linear_kv_down_proj.weight", query_rows, rest)?,
+            part(query_name, 0, *query_rows)?,
+            part("linear_kv_down_proj.weight", *query_rows, rest)?,
         ])
     }
 
@@ -279,27 +289,28 @@ impl RankChunk<'_> {
         name: &str,
         prefix: &str,
         sections: u64,
-        named: &Named,
-    ) -> Result<Vec<Local>, LayoutError> {
+        shard: &Shard,
+    ) -> Result<Vec<RankTensor>, LayoutError> {
         let attention = format!("{prefix}self_attention.");
         let module = self.module(&attention);
         let is_latent = module.latent_key_value_columns().is_some();
         if is_latent && name.ends_with("linear_qkv.weight") {
-            let view = named.view();
+            let view = shard.view();
             let key_value = module.latent_key_value_rows()?;
-            let query = first_dim(&view).saturating_sub(key_value);
+            let query_rows = first_dim(&view).saturating_sub(key_value);
             let has_up = ["linear_q_up_proj.weight", "linear_qk_nope.weight"]
                 .iter()
                 .any(|suffix| self.sibling(&attention, suffix).is_some());
             let query_name =
                 if has_up { "linear_q_down_proj.weight" } else { "linear_q_proj.weight" };
-            return self.down_projections(&attention, &view, query, query_name, true);
+            let fused = LatentDown { view, query_name, query_rows, is_whole: true };
+            return self.down_projections(&attention, &fused);
         }
-        let is_legacy = named.stored_name.contains("key_value.");
-        let tensor = match self.order {
-            HeadOrder::HeadsFirst => named.view(),
-            order if is_legacy => self.in_head_order(&named.view(), sections, order)?,
-            _ => named.view(),
+        let is_legacy = shard.name.contains("key_value.");
+        let tensor = match self.model.order {
+            HeadOrder::HeadsFirst => shard.view(),
+            order if is_legacy => self.in_head_order(&shard.view(), sections, order)?,
+            _ => shard.view(),
         };
         Ok(vec![self.local(name.to_owned(), tensor)])
     }
@@ -311,7 +322,8 @@ impl RankChunk<'_> {
         sections: u64,
         order: HeadOrder,
     ) -> Result<LogicalTensor, LayoutError> {
-        let heads = self.args.need("num_attention_heads")? / self.layout.declared_tp.max(1);
+        let heads =
+            self.model.args.need("num_attention_heads")? / self.model.layout.declared_tp.max(1);
         let size = first_dim(view) / heads.saturating_mul(sections).max(1);
         let (outer, inner, swapped) = match order {
             HeadOrder::SectionsFirst => (heads * size, size, (0, 1)),
@@ -326,27 +338,28 @@ impl RankChunk<'_> {
     fn head_parts(
         &self,
         prefix: &str,
-        named: &Named,
+        shard: &Shard,
         other: &str,
         joined: &str,
-    ) -> Result<Vec<Local>, LayoutError> {
+    ) -> Result<Vec<RankTensor>, LayoutError> {
         let attention = format!("{prefix}self_attention.");
         let Some(other) = self.sibling(&attention, other) else {
             return Err(LayoutError::HalfMissing { other: format!("{attention}{other}") });
         };
-        let heads =
-            (self.args.need("num_attention_heads")? / self.layout.declared_tp.max(1)).max(1);
+        let heads = (self.model.args.need("num_attention_heads")?
+            / self.model.layout.declared_tp.max(1))
+        .max(1);
         let by_head = |view: LogicalTensor| view.split_axis(0, first_dim(&view) / heads);
-        let parts = [by_head(named.view())?, by_head(other.view())?];
+        let parts = [by_head(shard.view())?, by_head(other.view())?];
         let tensor = LogicalTensor::concat(1, parts)?.merge_axes(0)?;
         Ok(vec![self.local(format!("{attention}{joined}"), tensor)])
     }
-
-    fn deinterleaved(&self, name: &str, view: LogicalTensor) -> Result<Local, LayoutError> {
-        let tensor = deinterleaved(name, view, self.args, 1)?;
-        Ok(self.local(name.to_owned(), tensor))
-    }
 }
+
+/// First linears of an MLP, and what LoRA adds to their rows.
+static FIRST_LINEARS: LazyLock<SuffixTable<()>> = LazyLock::new(|| {
+    SuffixTable::new([("linear_fc1.{weight,bias}", ()), ("linear_fc1.lora_B.default.weight", ())])
+});
 
 /// All gate rows, then all up rows, of a first linear whose rows alternate where `*_glu_interleave_size` says so. Where
 /// it holds the parts of several ranks, the first halves of all of them come first, then the second halves.
@@ -356,6 +369,9 @@ pub(super) fn deinterleaved(
     args: &RunArgs,
     ranks: u64,
 ) -> Result<LogicalTensor, LayoutError> {
+    if FIRST_LINEARS.find(name).is_none() {
+        return Ok(view);
+    }
     let arg = if name.contains(".experts.") {
         "moe_mlp_glu_interleave_size"
     } else if name.contains(".shared_experts.") {
@@ -376,17 +392,13 @@ pub(super) fn deinterleaved(
     Ok(by_half.merge_axes(0)?.merge_axes(0)?.merge_axes(0)?)
 }
 
-impl Named {
-    fn view(&self) -> LogicalTensor {
-        LogicalTensor::from_stored(&self.stored, Arc::clone(&self.stored_name))
-    }
-
+impl Shard {
     fn reshaped(&self, shape: &[u64]) -> Result<LogicalTensor, LayoutError> {
-        let stored = self.stored.view(shape).ok_or_else(|| LayoutError::NotContiguous {
-            shape: self.stored.shape().to_vec(),
+        let stored = self.tensor.view(shape).ok_or_else(|| LayoutError::NotContiguous {
+            shape: self.tensor.shape().to_vec(),
             wanted: shape.to_vec(),
         })?;
-        Ok(LogicalTensor::from_stored(&stored, Arc::clone(&self.stored_name)))
+        Ok(LogicalTensor::from_stored(&stored, Arc::clone(&self.name)))
     }
 }
 

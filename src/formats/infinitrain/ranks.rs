@@ -16,7 +16,9 @@ use crate::catalog::{Catalog, Origin, Problem, Section};
 use crate::formats::merged::insert_merged;
 use crate::formats::{Located, MissingShard, OpenError, OpenOptions};
 use crate::layout::rules::Rules;
-use crate::layout::{LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, assemble_named};
+use crate::layout::{
+    HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
+};
 use crate::names::{self, Name};
 use crate::storage::{FileId, FileSet, is_lfs_pointer};
 
@@ -349,7 +351,13 @@ impl Run {
             }
         }
         let rules = Rules::of_table(RULES, &options.rules);
-        let assembly = assemble_named(merger.shards, &self.world, &self.run_args, &rules);
+        let model = ShardedModel {
+            layout: &self.world,
+            args: &self.run_args,
+            order: HeadOrder::HeadsFirst,
+            rules: &rules,
+        };
+        let assembly = model.assemble_named(merger.shards);
         let iteration = trainer_state::integer(&self.state, "global_step").or(located.iteration);
         let origin = Origin {
             format: super::FORMAT.name,
@@ -474,7 +482,8 @@ impl Naming {
                 problem(format!("also stored as {other} on the same rank"));
                 continue;
             }
-            self.shards.push((name, Shard { name: stored_name, rank, tensor }));
+            let shard = Shard { name: stored_name, rank, tensor, is_shape_only: false };
+            self.shards.push((name, shard));
         }
     }
 }

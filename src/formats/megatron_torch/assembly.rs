@@ -9,12 +9,10 @@ use crate::formats::merged::{insert_merged, tie_output_layer};
 use crate::formats::{Located, OpenOptions};
 use crate::layout::rules::Rules;
 use crate::layout::{
-    Assembly, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, assemble,
-    assemble_beside,
+    Assembly, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
 };
 use crate::names::{Name, Naming};
 use crate::storage::FileSet;
-use crate::tensor::StoredTensor;
 
 use super::FORMAT;
 use super::optimizer::{Kept, Param};
@@ -79,12 +77,13 @@ impl Ranks<'_> {
             }
             for (vp, tensors) in rank.chunks {
                 let rank = RankCoord { vp, ..coord };
-                let shard = |(name, tensor)| Shard { name, rank, tensor };
+                let shard = |(name, tensor)| Shard { name, rank, tensor, is_shape_only: false };
                 shards.extend(tensors.into_iter().map(shard));
             }
         }
         let rules = Rules::new(&options.rules);
-        let assembly = assemble(shards, &layout, &run_args, order, &rules);
+        let model = ShardedModel { layout: &layout, args: &run_args, order, rules: &rules };
+        let assembly = model.assemble(shards);
         let told = |(name, error): &(String, LayoutError)| (name.clone(), error.to_string());
         let known = assembly.problems.iter().map(told).collect();
         let origin = Origin {
@@ -103,16 +102,14 @@ impl Ranks<'_> {
         catalog.state = state;
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
         catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
-        let model = if options.wants(Section::Model) { assembly.tensors } else { BTreeMap::new() };
+        let tensors =
+            if options.wants(Section::Model) { assembly.tensors } else { BTreeMap::new() };
         let is_whole = layout.tp == layout.declared_tp;
-        insert_merged(&mut catalog, model, is_whole, &options.rules);
+        insert_merged(&mut catalog, tensors, is_whole, &options.rules);
         if options.wants(Section::Model) {
-            let copy = assembly.tied_copies.into_values().next();
-            tie_output_layer(&mut catalog, "", copy, &run_args);
+            tie_output_layer(&mut catalog, "", assembly.tied_output, &run_args);
         }
-        let mut assembler =
-            Assembler { layout: &layout, run_args: &run_args, order, rules: &rules, known };
-        assembler.add_optimizer(&mut catalog, optimizers);
+        Assembler { model, known }.add_optimizer(&mut catalog, optimizers);
         catalog
     }
 }
@@ -122,10 +119,7 @@ const MOST_STATES: usize = 64;
 
 /// Puts together what the optimizers of all ranks keep, as the weights are.
 struct Assembler<'a> {
-    layout: &'a ParallelLayout,
-    run_args: &'a RunArgs,
-    order: HeadOrder,
-    rules: &'a Rules,
+    model: ShardedModel<'a>,
     /// What was wrong with the weights, and is wrong with every state of theirs.
     known: BTreeSet<(String, String)>,
 }
@@ -144,12 +138,13 @@ impl Assembler<'_> {
         for state in &names {
             let assembly = self.assemble_state(state, &ranks);
             for (name, merged) in assembly.tensors {
-                let is_vocab = merged.is_vocab && self.layout.tp == self.layout.declared_tp;
+                let is_vocab =
+                    merged.is_vocab && self.model.layout.tp == self.model.layout.declared_tp;
                 let entry = Entry { tensor: merged.tensor, is_vocab };
                 catalog.insert(of_state(state, name.as_str()), entry);
             }
-            let copy = assembly.tied_copies.into_values().next();
-            tie_output_layer(catalog, &format!("optimizer.{state}."), copy, self.run_args);
+            let prefix = format!("optimizer.{state}.");
+            tie_output_layer(catalog, &prefix, assembly.tied_output, self.model.args);
             for (name, error) in assembly.problems {
                 if matches!(error, LayoutError::RankMissing { .. }) {
                     lacking.note(of_state(state, &name).as_str());
@@ -167,7 +162,7 @@ impl Assembler<'_> {
             lacking.note(&format!("optimizer of {name}"));
         }
         // Some ranks of a run with experts have nothing to write: their file is missing only if something is.
-        let may_be_absent = self.layout.ep > 1 && lacking.count == 0 && !names.is_empty();
+        let may_be_absent = self.model.layout.ep > 1 && lacking.count == 0 && !names.is_empty();
         for file in ranks.into_iter().filter_map(|(_, rank)| rank.missing_file) {
             if !may_be_absent {
                 let message = "the states of this rank's distributed optimizer are not there; \
@@ -180,25 +175,21 @@ impl Assembler<'_> {
     }
 
     fn assemble_state(&self, state: &str, ranks: &[(RankCoord, RankOptimizer)]) -> Assembly {
-        let (mut shards, mut shape_only) = (Vec::new(), Vec::new());
+        let mut shards = Vec::new();
         for (coord, rank) in ranks {
             let kept = rank.states.get(state).into_iter().flatten();
             let kept: BTreeMap<(u64, &str), &Kept> =
                 kept.map(|kept| ((kept.chunk, &*kept.name), kept)).collect();
             for Param { chunk, name, weight } in &rank.params {
                 let at = RankCoord { vp: *chunk, ..*coord };
-                let shard = |tensor: &StoredTensor| Shard {
-                    name: Arc::clone(name),
-                    rank: at,
-                    tensor: tensor.clone(),
+                let (tensor, is_shape_only) = match kept.get(&(*chunk, &**name)) {
+                    Some(kept) => (kept.tensor.clone(), false),
+                    None => (weight.clone(), true),
                 };
-                match kept.get(&(*chunk, &**name)) {
-                    Some(kept) => shards.push(shard(&kept.tensor)),
-                    None => shape_only.push(shard(weight)),
-                }
+                shards.push(Shard { name: Arc::clone(name), rank: at, tensor, is_shape_only });
             }
         }
-        assemble_beside(shards, shape_only, self.layout, self.run_args, self.order, self.rules)
+        self.model.assemble(shards)
     }
 }
 
