@@ -110,6 +110,10 @@ pub struct Limits {
     pub experts: u64,
     /// Ranks that hold different parts of a model.
     pub ranks: u64,
+    /// Param groups of all the optimizers of a rank.
+    pub param_groups: usize,
+    /// Kinds of state that an optimizer keeps of each parameter; four are known.
+    pub param_states: usize,
 }
 
 /// Bytes that an entry or a piece counts for, besides its name: about as many as it takes.
@@ -157,4 +161,6 @@ pub const LIMITS: Limits = Limits {
     stacks: 1024,
     experts: 1 << 16,
     ranks: 1 << 17,
+    param_groups: 4096,
+    param_states: 64,
 };

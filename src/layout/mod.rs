@@ -9,6 +9,7 @@ mod args;
 mod assemble;
 mod error;
 mod global;
+mod grad_buffer;
 mod grid;
 mod merge;
 mod numbering;
@@ -20,6 +21,9 @@ pub use args::{RunArgs, parse_run_arg};
 pub use assemble::{Assembly, Shard, ShardedModel};
 pub use error::LayoutError;
 pub use global::{Global, from_global};
+pub use grad_buffer::{
+    BufferError, BufferForm, BufferParam, GradBuffer, PackingVersion, ParamStart,
+};
 pub use grid::{FolderNaming, ParallelLayout, RankCoord, RankName};
 pub use merge::{Merged, Merger, RankPart, RankParts, RowBiases};
 pub use numbering::{LayerNumbers, ModelChunk, NumberingError};

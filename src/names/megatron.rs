@@ -97,6 +97,29 @@ pub fn is_trained(stored: &str) -> bool {
     !last.starts_with("_extra_state") && !BUFFERS.contains(&last) && !UNTRAINED.contains(&last)
 }
 
+/// Whether a stored name is that of a routed expert's parameter.
+#[must_use]
+pub fn is_expert_parameter(stored: &str) -> bool {
+    stored.contains(".experts.") || stored.contains(".local_experts.")
+}
+
+/// Whether a stored name is that of an embedding or output layer (`is_embedding_or_output_parameter`).
+#[must_use]
+pub fn is_embedding_or_output(stored: &str) -> bool {
+    ["word_embeddings.weight", "word_embeddings_for_head.weight", "output_layer.weight"]
+        .iter()
+        .any(|end| stored.ends_with(end))
+}
+
+/// The kind of an optimizer's state by the name it has in all optimizers: `fp32_param` is the main parameter.
+#[must_use]
+pub fn optimizer_state_name(stored: &str) -> &str {
+    match stored {
+        "param" | "master_param" => "fp32_param",
+        other => other,
+    }
+}
+
 /// Heads that tell a BERT from a GPT: only there is an `encoder` of megatron.legacy an encoder.
 static ENCODER_HEADS: &[&str] = &["lm_head.", "binary_head.", "pooler.", "language_model.pooler."];
 

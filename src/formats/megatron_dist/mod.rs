@@ -18,12 +18,11 @@ use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
 use crate::containers::torch::{TorchFile, ValueId};
 use crate::layout::rules::Rules;
 use crate::layout::{Global, RunArgs, from_global};
-use crate::names::megatron::without_wrappers;
+use crate::names::megatron::{optimizer_state_name, without_wrappers};
 use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
-use super::megatron_torch::state_name;
 use super::merged::{insert_merged, tie_output_layer};
 use super::state::{facts_of, state_at};
 use super::walk::Bounds;
@@ -191,9 +190,9 @@ fn into_catalog(
         let (state, name) = match parse(&key) {
             Key::Weight(name) => (None, name),
             _ if !wants_optimizer => continue,
-            Key::State { state, name } => (Some(state_name(state).into()), name),
+            Key::State { state, name } => (Some(optimizer_state_name(state).into()), name),
             Key::Bucket { chain, state, bucket } => {
-                let name = format!("optimizer.{}.{chain}{bucket}", state_name(state));
+                let name = format!("optimizer.{}.{chain}{bucket}", optimizer_state_name(state));
                 buckets.tensors.push((Name::new(name), tensor));
                 continue;
             }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
 use crate::formats::merged::{insert_merged, tie_output_layer};
@@ -15,40 +16,22 @@ use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 
 use super::FORMAT;
-use super::optimizer::{Kept, Param};
-use super::rank_file::{RankFile, RankOptimizer};
+use super::optimizer::{ModelParam, ParamState, RankOptimizer};
+use super::rank_file::RankFile;
 
-/// All ranks of one checkpoint, on the way to a catalog.
-pub(super) struct Ranks<'a> {
+/// A checkpoint by its ranks.
+pub(super) struct RankedCheckpoint<'a> {
     pub located: &'a Located,
     pub files: FileSet,
     pub layout: ParallelLayout,
     pub run_args: RunArgs,
+    pub ranks: Vec<(RankCoord, RankFile)>,
     pub notes: Vec<String>,
 }
 
-impl Ranks<'_> {
-    /// Where more ranks are there than `args` says, they are taken for what they are.
-    pub(super) fn note_sizes(&mut self) {
-        let sizes = [
-            ("tensor_model_parallel_size", self.layout.tp),
-            ("pipeline_model_parallel_size", self.layout.pp),
-            ("expert_model_parallel_size", self.layout.ep),
-        ];
-        for (fact, found) in sizes {
-            if let Some(declared) = self.run_args.size(fact).filter(|&declared| declared < found) {
-                self.notes
-                    .push(format!("args says {fact}={declared}, the folders make it {found}"));
-            }
-        }
-    }
-
-    pub(super) fn into_catalog(
-        self,
-        ranks: Vec<(RankCoord, RankFile)>,
-        options: &OpenOptions,
-    ) -> Catalog {
-        let Ranks { located, files, layout, run_args, notes } = self;
+impl RankedCheckpoint<'_> {
+    pub(super) fn into_catalog(self, options: &OpenOptions) -> Catalog {
+        let Self { located, files, layout, run_args, ranks, notes } = self;
         let chunks: BTreeSet<u64> =
             ranks.iter().flat_map(|(_, rank)| rank.chunks.keys().copied()).collect();
         let iteration = ranks.iter().find_map(|(_, rank)| rank.iteration).or(located.iteration);
@@ -109,31 +92,29 @@ impl Ranks<'_> {
         if options.wants(Section::Model) {
             tie_output_layer(&mut catalog, "", assembly.tied_output, &run_args);
         }
-        Assembler { model, known }.add_optimizer(&mut catalog, optimizers);
+        StateAssembler { model, known }.add_optimizer(&mut catalog, optimizers);
         catalog
     }
 }
 
-/// Kinds of state: the most that an optimizer is known to have is four.
-const MOST_STATES: usize = 64;
-
-/// Puts together what the optimizers of all ranks keep, as the weights are.
-struct Assembler<'a> {
+/// Assembler of the states of all ranks' optimizers, which are sharded as the weights are.
+struct StateAssembler<'a> {
     model: ShardedModel<'a>,
-    /// What was wrong with the weights, and is wrong with every state of theirs.
+    /// Problems of the weights, which all their states share.
     known: BTreeSet<(String, String)>,
 }
 
-impl Assembler<'_> {
+impl StateAssembler<'_> {
     fn add_optimizer(&mut self, catalog: &mut Catalog, ranks: Vec<(RankCoord, RankOptimizer)>) {
         let names: BTreeSet<String> =
             ranks.iter().flat_map(|(_, rank)| rank.states.keys().cloned()).collect();
-        if names.len() > MOST_STATES {
-            let message = format!("more than {MOST_STATES} states of each parameter");
-            catalog.problems.push(Problem::of_tensor("optimizer", &message));
+        if names.len() > LIMITS.param_states {
+            let (limit, found) = (LIMITS.param_states as u64, names.len() as u64);
+            let error = OverLimit::found("kinds of optimizer state", limit, found);
+            catalog.problems.push(Problem::of_tensor("optimizer", &error));
             return;
         }
-        let mut lacking = Lacking::default();
+        let mut incomplete = IncompleteStates::default();
         let mut without: Option<BTreeSet<Name>> = None;
         for state in &names {
             let assembly = self.assemble_state(state, &ranks);
@@ -147,7 +128,7 @@ impl Assembler<'_> {
             tie_output_layer(catalog, &prefix, assembly.tied_output, self.model.args);
             for (name, error) in assembly.problems {
                 if matches!(error, LayoutError::RankMissing { .. }) {
-                    lacking.note(of_state(state, &name).as_str());
+                    incomplete.note(of_state(state, &name).as_str());
                 } else if !self.known.contains(&(name.clone(), error.to_string())) {
                     let name = of_state(state, &name);
                     catalog.problems.push(Problem::of_tensor(name.as_str(), &error));
@@ -159,31 +140,31 @@ impl Assembler<'_> {
             });
         }
         for name in without.into_iter().flatten() {
-            lacking.note(&format!("optimizer of {name}"));
+            incomplete.note(&format!("optimizer of {name}"));
         }
         // Some ranks of a run with experts have nothing to write: their file is missing only if something is.
-        let may_be_absent = self.model.layout.ep > 1 && lacking.count == 0 && !names.is_empty();
+        let may_be_absent = self.model.layout.ep > 1 && incomplete.count == 0 && !names.is_empty();
         for file in ranks.into_iter().filter_map(|(_, rank)| rank.missing_file) {
             if !may_be_absent {
-                let message = "the states of this rank's distributed optimizer are not there; \
-                     compare without them with --section model";
+                let message = "missing: it holds this rank's optimizer state; \
+                     leave the optimizer out with --section model";
                 let message = message.to_owned();
                 catalog.problems.push(Problem { file: Some(file), tensor: None, message });
             }
         }
-        catalog.problems.extend(lacking.into_problem());
+        catalog.problems.extend(incomplete.into_problem());
     }
 
     fn assemble_state(&self, state: &str, ranks: &[(RankCoord, RankOptimizer)]) -> Assembly {
         let mut shards = Vec::new();
         for (coord, rank) in ranks {
-            let kept = rank.states.get(state).into_iter().flatten();
-            let kept: BTreeMap<(u64, &str), &Kept> =
-                kept.map(|kept| ((kept.chunk, &*kept.name), kept)).collect();
-            for Param { chunk, name, weight } in &rank.params {
+            let states = rank.states.get(state).into_iter().flatten();
+            let states: BTreeMap<(u64, &str), &ParamState> =
+                states.map(|state| ((state.chunk, &*state.name), state)).collect();
+            for ModelParam { chunk, name, weight } in &rank.params {
                 let at = RankCoord { vp: *chunk, ..*coord };
-                let (tensor, is_shape_only) = match kept.get(&(*chunk, &**name)) {
-                    Some(kept) => (kept.tensor.clone(), false),
+                let (tensor, is_shape_only) = match states.get(&(*chunk, &**name)) {
+                    Some(state) => (state.tensor.clone(), false),
                     None => (weight.clone(), true),
                 };
                 shards.push(Shard { name: Arc::clone(name), rank: at, tensor, is_shape_only });
@@ -198,14 +179,14 @@ fn of_state(state: &str, name: &str) -> Name {
     Name::new(format!("optimizer.{state}.{name}"))
 }
 
-/// States of which a part is not there, in one problem: a lost file takes one of every parameter's with it.
+/// States of which some rank has no shard, in one problem: a lost file takes a shard of every parameter with it.
 #[derive(Default)]
-struct Lacking {
+struct IncompleteStates {
     first: String,
     count: usize,
 }
 
-impl Lacking {
+impl IncompleteStates {
     fn note(&mut self, name: &str) {
         if self.count == 0 {
             name.clone_into(&mut self.first);
@@ -216,12 +197,10 @@ impl Lacking {
     fn into_problem(self) -> Option<Problem> {
         let others = match self.count.checked_sub(1)? {
             0 => String::new(),
-            count => format!(", nor all of {count} more"),
+            1 => " (and 1 more tensor)".to_owned(),
+            count => format!(" (and {count} more tensors)"),
         };
-        Some(Problem::of_tensor(
-            self.first,
-            &format!("not all of it is stored on some rank{others}"),
-        ))
+        Some(Problem::of_tensor(self.first, &format!("incomplete on at least one rank{others}")))
     }
 }
 
@@ -235,18 +214,6 @@ fn layout_text(layout: &ParallelLayout, chunks: usize) -> String {
     }
     if layout.etp != layout.tp {
         text.push_str(&format!(" etp{}", layout.etp));
-    }
-    text
-}
-
-/// `tp=2 pp=2 ep=4 etp=1`.
-pub(super) fn sizes_text(layout: &ParallelLayout) -> String {
-    let mut text = format!("tp={}", layout.tp);
-    let axes = [("pp", layout.pp, 1), ("ep", layout.ep, 1), ("etp", layout.etp, layout.tp)];
-    for (axis, size, usual) in axes {
-        if size != usual {
-            text.push_str(&format!(" {axis}={size}"));
-        }
     }
     text
 }
