@@ -312,7 +312,7 @@ impl MetadataMachine {
                 self.push(u64::try_from(number).map_or(MetadataValue::Opaque, MetadataValue::Int))?;
             }
             Op::Long(bytes) => {
-                self.push(unsigned(bytes).map_or(MetadataValue::Opaque, MetadataValue::Int))?
+                self.push(unsigned(bytes).map_or(MetadataValue::Opaque, MetadataValue::Int))?;
             }
             Op::Str(bytes) => {
                 let text = self.text(bytes)?;
