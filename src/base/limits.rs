@@ -108,6 +108,10 @@ pub struct Limits {
     pub stacks: usize,
     /// Experts that one rank holds of one layer.
     pub experts: u64,
+    /// Copies of its values that a gated delta product has; Megatron's default is 3.
+    pub householders: u64,
+    /// Dimensions of a tensor that was flattened: far more than layers, experts, rows, columns and the width of a convolution.
+    pub flattened_rank: usize,
     /// Ranks that hold different parts of a model.
     pub ranks: u64,
     /// Param groups of all the optimizers of a rank.
@@ -160,6 +164,8 @@ pub const LIMITS: Limits = Limits {
     layers: 1 << 20,
     stacks: 1024,
     experts: 1 << 16,
+    householders: 64,
+    flattened_rank: 8,
     ranks: 1 << 17,
     param_groups: 4096,
     param_states: 64,

@@ -89,7 +89,7 @@ impl RunArgs {
     }
 
     /// All the layer counts or indices of a list, nested lists included, in order; also of a text such as `1,3,3,1`.
-    /// `None` where one of them is larger than any model.
+    /// `None` where one of them is over the limit of layers.
     #[must_use]
     pub fn sizes(&self, name: &str) -> Option<Vec<u64>> {
         let mut sizes = Vec::new();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::names::Name;
 use crate::names::megatron::{Canonical, Dialect};
 use crate::tensor::{LogicalTensor, StoredTensor};
@@ -146,8 +146,8 @@ impl ShardedModel<'_> {
                 Canonical::Parameter(name) => (name, &mut chunk.parameters),
             };
             let mut problem = |error| assembly.problems.push((shard.name.to_string(), error));
-            if let Some(what) = excessive_index(&name) {
-                problem(LayoutError::IndexTooLarge { what });
+            if let Some(over) = excessive_index(&name) {
+                problem(over.into());
                 continue;
             }
             // A module registered under two names, as T5's output layer is, stores the very same bytes.
@@ -201,7 +201,8 @@ impl ShardedModel<'_> {
             let Some(layer) = LayerName::parse(&tensor.name) else { continue };
             if counts.len() >= LIMITS.stacks && !counts.contains_key(layer.stack) {
                 let list = format!("{}layers", layer.stack);
-                assembly.problems.push((list, LayoutError::TooManyStacks));
+                let over = OverLimit::new("lists of layers", LIMITS.stacks as u64);
+                assembly.problems.push((list, over.into()));
                 break;
             }
             let stack = counts

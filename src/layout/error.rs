@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::base::limits::LIMITS;
+use crate::base::limits::OverLimit;
 use crate::tensor::TensorError;
 
 use super::NumberingError;
@@ -102,24 +102,9 @@ pub enum LayoutError {
         /// Ranks that share them.
         shares: u64,
     },
-    /// More experts than the limit.
-    #[error("{experts} experts on one rank are more than any model has")]
-    TooManyExperts {
-        /// Experts of a layer on one rank.
-        experts: u64,
-    },
-    /// A layer or expert index that no model has.
-    #[error("its {what} index is larger than that of any model")]
-    IndexTooLarge {
-        /// What is counted.
-        what: &'static str,
-    },
-    /// More lists of layers than the limit.
-    #[error("more than {} lists of layers, more than any model has", LIMITS.stacks)]
-    TooManyStacks,
-    /// Tensors come to more than the limit.
-    #[error("with it the tensors fall into more parts than those of any model")]
-    TooManyParts,
+    /// More experts, layers, lists of layers or parts than the limit.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// A rank holds another number of experts than it should.
     #[error("a rank holds {found} experts where there should be {expected}")]
     UnevenExperts {

@@ -12,7 +12,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};
 
-use crate::base::limits::{ENTRY, LIMITS};
+use crate::base::limits::{ENTRY, LIMITS, OVER_GLOBAL_METADATA};
 use crate::names::Name;
 use crate::names::megatron::{Canonical, Dialect, is_buffer};
 use crate::names::pattern::SuffixTable;
@@ -133,7 +133,7 @@ impl Unbinder {
                 None => tensor,
             };
             let bytes = name.len() + PART + ENTRY * tensor.pieces().len();
-            self.left = self.left.checked_sub(bytes).ok_or(LayoutError::TooManyParts)?;
+            self.left = self.left.checked_sub(bytes).ok_or(OVER_GLOBAL_METADATA)?;
             let name = name.replace(".experts.experts.", ".experts.local_experts.");
             done.push(((state, name), GlobalPart { stored_name, tensor, was_flattened }));
         }
@@ -173,7 +173,7 @@ impl Unbinder {
         }
         let entry = name.len() + PART;
         if usize::try_from(count).ok().is_none_or(|count| self.left / entry < count) {
-            return Err(LayoutError::TooManyParts);
+            return Err(OVER_GLOBAL_METADATA.into());
         }
         for (index, tensor) in tensor.unbind(0)?.into_iter().enumerate() {
             todo.push(Global {
@@ -211,8 +211,6 @@ fn missing_index(name: &str) -> Option<usize> {
 /// A tensor of this shape from a grid of flattened parts of it: of shape `[X/x, Y/y, x*y]` for `[X, Y]` in parts of `[x, y]`
 /// (`nd_reformulated_orig_global_shape`, core 0.8 to 0.15).
 fn unflattened(tensor: &LogicalTensor, shape: &[u64]) -> Result<LogicalTensor, LayoutError> {
-    /// Far more than layers, experts, rows, columns and the width of a convolution.
-    const MOST_AXES: usize = 8;
     let no_grid = || LayoutError::NoGrid { shape: tensor.shape().to_vec(), wanted: shape.to_vec() };
     let Some((flat, grid)) = tensor.shape().split_last() else { return Err(no_grid()) };
     let part = |(&whole, &parts): (&u64, &u64)| {
@@ -220,7 +218,8 @@ fn unflattened(tensor: &LogicalTensor, shape: &[u64]) -> Result<LogicalTensor, L
     };
     let part: Option<Vec<u64>> = shape.iter().zip(grid).map(part).collect();
     let part = part.filter(|part| {
-        let fits = grid.len() == shape.len() && shape.len() <= MOST_AXES && !shape.is_empty();
+        let fits =
+            grid.len() == shape.len() && shape.len() <= LIMITS.flattened_rank && !shape.is_empty();
         fits && crate::base::extent::numel(part) == Some(*flat)
     });
     let Some(part) = part else { return Err(no_grid()) };
@@ -350,8 +349,8 @@ impl Finisher<'_> {
             Canonical::TiedCopy(name) => name,
             Canonical::Parameter(name) => self.numbered(name),
         };
-        if let Some(what) = excessive_index(&name) {
-            return Err(LayoutError::IndexTooLarge { what });
+        if let Some(over) = excessive_index(&name) {
+            return Err(over.into());
         }
         let mut tensor = part.tensor;
         if part.was_flattened && is_expert(&name) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 
 use super::{LayoutError, ModelChunk, RunArgs};
 
@@ -174,10 +174,8 @@ impl ParallelLayout {
         }
         let ranks = tp.checked_mul(pp).and_then(|ranks| ranks.checked_mul(ep));
         if ranks.is_none_or(|ranks| ranks > LIMITS.ranks) {
-            return Err(LayoutError::Refused {
-                arg: "tensor_model_parallel_size",
-                reason: "with the other sizes of args it is larger than any cluster",
-            });
+            let what = "ranks by the parallel sizes of its args";
+            return Err(OverLimit { what, limit: LIMITS.ranks, found: ranks }.into());
         }
         Ok(Self {
             tp,

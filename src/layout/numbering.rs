@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 
 use super::RunArgs;
 
@@ -55,12 +55,16 @@ fn parse_index(digits: &str) -> Option<u64> {
     is_number.then(|| digits.parse().unwrap_or(u64::MAX))
 }
 
-/// What of a name's indices is larger than any model's: so far up, sums over ranks would not fit.
+/// The limit that an index of a name is over: so far up, sums over ranks would not fit.
 #[must_use]
-pub(super) fn excessive_index(name: &str) -> Option<&'static str> {
-    let layer = LayerName::parse(name).filter(|layer| layer.index >= LIMITS.layers);
-    let expert = split_expert(name).filter(|(_, index, _)| *index >= LIMITS.experts);
-    layer.map(|_| "layer").or(expert.map(|_| "expert"))
+pub(super) fn excessive_index(name: &str) -> Option<OverLimit> {
+    let over = |what, limit, index: u64| {
+        (index >= limit).then(|| OverLimit::found(what, limit, index.saturating_add(1)))
+    };
+    let layer = LayerName::parse(name);
+    let layer = layer.and_then(|layer| over("layers in one list", LIMITS.layers, layer.index));
+    let expert = || over("experts in one layer", LIMITS.experts, split_expert(name)?.1);
+    layer.or_else(expert)
 }
 
 /// Why layers cannot be numbered.

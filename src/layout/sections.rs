@@ -2,6 +2,7 @@
 //!
 //! Most of it follows from the sizes of other tensors of the same module on the same rank.
 
+use crate::base::limits::LIMITS;
 use crate::names::Name;
 
 use super::merge::{RankPart, RankParts};
@@ -93,7 +94,7 @@ impl Module<'_> {
         let copies = spare
             .ok_or(LayoutError::UnexpectedRows { rows: projected, wanted: inner + conv + heads })?
             / heads.max(1);
-        if copies > MAX_HOUSEHOLDER {
+        if copies > LIMITS.householders {
             return Err(LayoutError::UnexpectedRows { rows: projected, wanted: inner + conv });
         }
         let (values, states) = if copies == 0 {
@@ -130,9 +131,6 @@ impl Module<'_> {
         }
     }
 }
-
-/// The most copies of its values that a gated delta product has; Megatron's default is 3.
-const MAX_HOUSEHOLDER: u64 = 64;
 
 /// The first linears of an MLP, and the second one beside each.
 static SECOND_LINEARS: &[(&str, &str)] = &[

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use crate::base::limits::{ENTRY, LIMITS};
+use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA, OverLimit};
 use crate::names::pattern::SuffixTable;
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
@@ -136,7 +136,7 @@ impl RankChunk<'_> {
                 Err(error) => problem(error),
             }
             if metadata > LIMITS.metadata {
-                problem(LayoutError::TooManyParts);
+                problem(OVER_METADATA.into());
                 break;
             }
         }
@@ -229,7 +229,7 @@ impl RankChunk<'_> {
         view: impl Fn(u64) -> Result<LogicalTensor, TensorError>,
     ) -> Result<Vec<RankTensor>, LayoutError> {
         if experts > LIMITS.experts {
-            return Err(LayoutError::TooManyExperts { experts });
+            return Err(OverLimit::found("experts on one rank", LIMITS.experts, experts).into());
         }
         let mut locals = Vec::new();
         let mut metadata = 0;
@@ -239,7 +239,7 @@ impl RankChunk<'_> {
             let local = self.local(name, tensor);
             metadata += local.metadata();
             if metadata > LIMITS.metadata {
-                return Err(LayoutError::TooManyParts);
+                return Err(OVER_METADATA.into());
             }
             locals.push(local);
         }
