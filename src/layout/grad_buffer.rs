@@ -1,12 +1,13 @@
-//! Layouts of the flat buffers that Megatron's distributed optimizer packs parameters into. Pure arithmetic over the names
-//! and sizes of parameters and the arguments of the run.
+//! Layouts of the flat buffers that Megatron's distributed optimizer packs parameters into. Pure arithmetic over the
+//! names and sizes of parameters and the arguments of the run.
 //!
-//! A param-and-grad buffer holds the parameters of one model chunk and dtype, dense or expert, in the reverse order of the
-//! model, and is cut into buckets. A checkpoint stores its elements without any names, so the layout is found by computing
-//! what each version of Megatron would have made and comparing sizes.
+//! A param-and-grad buffer holds the parameters of one model chunk and dtype, dense or expert, in the reverse order
+//! of the model, and is cut into buckets. A checkpoint stores its elements without any names, so the layout is found
+//! by computing what each version of Megatron would have made and comparing sizes.
 //!
-//! Sources, Megatron-LM: 23.06 (`megatron/model/distributed.py`), core_v0.4 to v0.5 (`core/distributed/grad_buffer.py`),
-//! core_v0.6 to v0.17 (`core/distributed/param_and_grad_buffer.py`), core_v0.18 on (`core/optimizer/param_layout.py`).
+//! Sources, Megatron-LM: 23.06 (`megatron/model/distributed.py`), core_v0.4 to v0.5
+//! (`core/distributed/grad_buffer.py`), core_v0.6 to v0.17 (`core/distributed/param_and_grad_buffer.py`), core_v0.18
+//! on (`core/optimizer/param_layout.py`).
 
 use thiserror::Error;
 

@@ -85,8 +85,8 @@ impl RankFile {
         }
     }
 
-    /// Reads the optimizer, with `distrib_optim.pt` beside the file where there is one. `given` are arguments of the run
-    /// from the command line.
+    /// Reads the optimizer, with `distrib_optim.pt` beside the file where there is one. `given` are arguments of the
+    /// run from the command line.
     pub(super) fn read_optimizer(
         &mut self,
         files: &FileSet,
@@ -118,7 +118,8 @@ fn state_at_top(torch: &TorchFile) -> BTreeMap<String, PlainValue> {
     })
 }
 
-/// `model` is the only chunk, `model0`, `model1`, ... are virtual pipeline stages. `ema_model` and the like are no model.
+/// `model` is the only chunk, `model0`, `model1`, ... are virtual pipeline stages. `ema_model` and the like are no
+/// model.
 fn chunk_number(key: &str) -> Option<u64> {
     let digits = key.strip_prefix("model")?;
     if digits.is_empty() {

@@ -1,9 +1,10 @@
 //! `distrib_optim.pt`: the states of a distributed optimizer, as flat buffers with one parameter after another.
 //!
-//! Data-parallel rank 0 gathers the shards of all ranks and writes them beside its `model_optim_rng.pt`: for each chained
-//! optimizer `{gbuf_idx: {dtype: {state: tensors}}}`. [`crate::layout::GradBuffer`] says where each parameter starts in a
-//! buffer. Facts from Megatron-LM (`distrib_optimizer.py`, `save_parameter_state` and `get_parameter_state_dp_zero`): 23.06,
-//! core_v0.4 to v0.6 (a list of buckets), core_v0.7 to v0.19 (`buckets_coalesced`).
+//! Data-parallel rank 0 gathers the shards of all ranks and writes them beside its `model_optim_rng.pt`: for each
+//! chained optimizer `{gbuf_idx: {dtype: {state: tensors}}}`. [`crate::layout::GradBuffer`] says where each parameter
+//! starts in a buffer. Facts from Megatron-LM (`distrib_optimizer.py`, `save_parameter_state` and
+//! `get_parameter_state_dp_zero`): 23.06, core_v0.4 to v0.6 (a list of buckets), core_v0.7 to v0.19
+//! (`buckets_coalesced`).
 
 use std::collections::{BTreeMap, VecDeque};
 

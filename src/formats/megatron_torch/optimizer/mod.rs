@@ -16,8 +16,8 @@
 //!                         { chunk, name, tensor }, by kind: exp_avg, exp_avg_sq, fp32_param, ...
 //! ```
 //!
-//! A checkpoint stores no names of parameters here. They are found by the order of the model and Megatron's own rules, and
-//! by shapes and sizes that must agree.
+//! A checkpoint stores no names of parameters here. They are found by the order of the model and Megatron's own
+//! rules, and by shapes and sizes that must agree.
 
 mod distrib_optim;
 mod param_groups;

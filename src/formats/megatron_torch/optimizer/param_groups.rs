@@ -1,9 +1,9 @@
 //! Param groups of an optimizer, and the parameters in each.
 //!
-//! Megatron-LM makes the groups by rules (`_get_params_for_weight_decay_optimization` of v1.0 to v2.6, `get_param_groups`
-//! of 23.06, `_get_param_groups` of core_v0.6 to core_v0.19; Muon: core_v0.16 `core/optimizer/muon.py`); each holds its
-//! parameters in the order of the model. The rules of all versions are tried; the right one gives every group as many
-//! parameters, and of the same shapes, as it has.
+//! Megatron-LM makes the groups by rules (`_get_params_for_weight_decay_optimization` of v1.0 to v2.6,
+//! `get_param_groups` of 23.06, `_get_param_groups` of core_v0.6 to core_v0.19; Muon: core_v0.16
+//! `core/optimizer/muon.py`); each holds its parameters in the order of the model. The rules of all versions are
+//! tried; the right one gives every group as many parameters, and of the same shapes, as it has.
 
 use crate::containers::torch::{ValueId, Values};
 
@@ -69,8 +69,8 @@ impl ParamGroup {
         })
     }
 
-    /// Whether a parameter belongs to it by this rule. `is_inverted` says that the groups with decay are those that claim
-    /// to have none.
+    /// Returns whether a parameter belongs to it by this rule. `is_inverted` says that the groups with decay are
+    /// those that claim to have none.
     fn takes(&self, param: &ModelParam, rule: WeightDecayRule, is_inverted: bool) -> bool {
         let agrees = |attribute: Option<bool>, is: bool| attribute.is_none_or(|set| set == is);
         let is_muon = param.weight.shape().len() == 2 && !param.is_embedding_or_output();
@@ -125,7 +125,8 @@ impl WeightDecayRule {
     }
 }
 
-/// Gives every group its parameters: indices into `params`, in order. `check` compares those of one group with its tensors.
+/// Gives every group its parameters: indices into `params`, in order. `check` compares those of one group with its
+/// tensors.
 ///
 /// # Errors
 /// No rule fits, or a parameter may belong to several groups.
@@ -135,8 +136,8 @@ pub(super) fn assign(
     check: impl Fn(usize, &[usize]) -> Result<(), UnmatchedState>,
 ) -> Result<Vec<Vec<usize>>, UnmatchedState> {
     let mut first_error = None;
-    // Before core 0.14 each stage of a pipeline has its groups in the order in which it comes by them, but takes over from a
-    // distributed checkpoint what the first stage says of its own: only the parameters tell then what a group is.
+    // Before core 0.14 every pipeline stage orders its groups by its own parameters, but loads their attributes from a
+    // distributed checkpoint as the first stage stored them: then only the parameters tell which group decays.
     for is_inverted in [false, true] {
         let mut fitting: Option<Vec<Vec<usize>>> = None;
         for rule in WeightDecayRule::ALL {
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_say_of_themselves_what_another_stage_does_are_told_by_their_parameters() {
+    fn groups_with_the_attributes_of_another_stage_are_told_by_their_parameters() {
         let flat_first = [vec![1, 3, 4], vec![0, 2, 5, 6]];
         let check = |at: usize, members: &[usize]| {
             (members == flat_first[at])

@@ -27,17 +27,17 @@ pub(in crate::formats) struct ModelParam {
 }
 
 impl ModelParam {
-    /// Whether it belongs to a routed expert.
+    /// Returns whether it belongs to a routed expert.
     pub(super) fn is_expert(&self) -> bool {
         is_expert_parameter(&self.name)
     }
 
-    /// Whether it is an embedding or an output layer (`is_embedding_or_output_parameter`).
+    /// Returns whether it is an embedding or an output layer (`is_embedding_or_output_parameter`).
     pub(super) fn is_embedding_or_output(&self) -> bool {
         is_embedding_or_output(&self.name)
     }
 
-    /// Whether the optimizer keeps a main parameter for it: a copy in 32 bits.
+    /// Returns whether the optimizer keeps a main parameter for it, a copy in 32 bits.
     pub(super) fn has_main_param(&self) -> bool {
         matches!(self.weight.dtype(), Dtype::Float16 | Dtype::BFloat16)
     }

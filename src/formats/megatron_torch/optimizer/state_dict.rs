@@ -1,9 +1,9 @@
 //! The `optimizer` entry of a `model_optim_rng.pt`: chained optimizers, each with param groups and, unless it is
 //! distributed, states by parameter id.
 //!
-//! Facts from Megatron-LM v1.0 (`megatron/fp16/fp16.py`), v2.0 to 23.06 (`megatron/optimizer/optimizer.py`), core_v0.5 to
-//! core_v0.19 (`megatron/core/optimizer/optimizer.py`: `FP32Optimizer`, `Float16OptimizerWithFloat16Params`,
-//! `ChainedOptimizer`; `distrib_optimizer.py`: `state_dict`).
+//! Facts from Megatron-LM v1.0 (`megatron/fp16/fp16.py`), v2.0 to 23.06 (`megatron/optimizer/optimizer.py`),
+//! core_v0.5 to core_v0.19 (`megatron/core/optimizer/optimizer.py`: `FP32Optimizer`,
+//! `Float16OptimizerWithFloat16Params`, `ChainedOptimizer`; `distrib_optimizer.py`: `state_dict`).
 
 use std::collections::BTreeMap;
 
@@ -35,17 +35,17 @@ pub(super) struct ChainedOptimizer {
 }
 
 impl ChainedOptimizer {
-    /// Whether it trains the experts that ranks do not share.
+    /// Returns whether it trains the experts that ranks do not share.
     pub(super) fn is_expert_parallel(&self) -> bool {
         self.groups.iter().any(|group| group.is_expert_parallel == Some(true))
     }
 
-    /// Whether it keeps this kind of state of any parameter.
+    /// Returns whether it keeps this kind of state of any parameter.
     fn has_state(&self, kind: &str) -> bool {
         self.states.values().any(|states| states.contains_key(kind))
     }
 
-    /// Whether it is Muon, which keeps a momentum only.
+    /// Returns whether it is Muon, which keeps a momentum only.
     fn is_muon(&self) -> bool {
         self.has_state("momentum_buffer") && !self.has_state("exp_avg")
     }
