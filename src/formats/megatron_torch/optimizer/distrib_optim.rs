@@ -136,7 +136,8 @@ impl<'a> BufferReader<'a> {
             match buffer {
                 Some((_, buffer)) => buffer.params.push(param),
                 None => {
-                    buffers.push_back((param.chunk, BufferParams { params: vec![param], dtype }))
+                    let params = vec![param];
+                    buffers.push_back((param.chunk, BufferParams { params, dtype }));
                 }
             }
         }
