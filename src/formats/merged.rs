@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::catalog::{Catalog, Entry};
 use crate::layout::rules::UserRule;
-use crate::layout::{Merged, RunArgs};
+use crate::layout::{ArgName, Merged, RunArgs};
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
@@ -50,7 +50,7 @@ pub(super) fn tie_output_layer(
     if copy.is_none() && (!run_args.are_weights_tied() || catalog.tensors.contains_key(&output)) {
         return;
     }
-    if copy.is_some() && run_args.size("mtp_num_layers").is_some_and(|layers| layers > 0) {
+    if copy.is_some() && run_args.size(ArgName::MTP_NUM_LAYERS).is_some_and(|layers| layers > 0) {
         // The stage that predicts further tokens has its own copy; this one is not kept up (Megatron-LM
         // `language_module.py`), so it says nothing.
         catalog

@@ -13,7 +13,8 @@ use super::numbering::{ExpertNumbers, LayerName, excessive_index, split_expert};
 use super::rules::Rules;
 use super::unfuse::{RankChunk, RankShards, RankTensor};
 use super::{
-    HeadOrder, LayerNumbers, LayoutError, Merged, ModelChunk, ParallelLayout, RankCoord, RunArgs,
+    ArgName, HeadOrder, LayerNumbers, LayoutError, Merged, ModelChunk, ParallelLayout, RankCoord,
+    RunArgs,
 };
 
 /// One rank's local tensor, its place in the whole still unknown.
@@ -241,7 +242,7 @@ impl ShardedModel<'_> {
         // The highest index tells, but where an expert was lost it tells too little.
         let shares = self.layout.declared_expert_shares;
         let declared =
-            self.args.size("num_experts").filter(|experts| experts.is_multiple_of(shares));
+            self.args.size(ArgName::NUM_EXPERTS).filter(|experts| experts.is_multiple_of(shares));
         let declared = declared.map(|experts| experts / shares);
         let mut counts = ExpertCounts::new();
         let mut uneven = BTreeMap::new();

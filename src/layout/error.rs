@@ -5,7 +5,7 @@ use thiserror::Error;
 use crate::base::limits::OverLimit;
 use crate::tensor::TensorError;
 
-use super::NumberingError;
+use super::{ArgName, NumberingError};
 
 /// The reason for which shards do not make a tensor.
 #[derive(Debug, Error, PartialEq)]
@@ -21,7 +21,7 @@ pub enum LayoutError {
     #[error("the checkpoint does not say {arg}; supply it with --set {arg}=VALUE")]
     ArgMissing {
         /// The attribute of `args`.
-        arg: &'static str,
+        arg: ArgName,
     },
     /// One rank's part of the tensor is not there.
     #[error("missing on {axis} rank {slot}")]
@@ -151,7 +151,7 @@ pub enum LayoutError {
     #[error("{arg} is set: {reason}, so this layout cannot be put together")]
     Refused {
         /// The attribute of `args`.
-        arg: &'static str,
+        arg: ArgName,
         /// Why not.
         reason: &'static str,
     },

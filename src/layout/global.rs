@@ -21,7 +21,7 @@ use crate::tensor::{LogicalTensor, TensorError};
 use super::numbering::{LayerName, LayerNumbers, excessive_index};
 use super::rules::{Rules, Sharding};
 use super::unfuse::deinterleaved;
-use super::{Assembly, LayoutError, Merged, ModelChunk, RunArgs, is_expert};
+use super::{ArgName, Assembly, LayoutError, Merged, ModelChunk, RunArgs, is_expert};
 
 /// A whole tensor of a distributed checkpoint.
 #[derive(Debug, Clone)]
@@ -384,8 +384,9 @@ impl Finisher<'_> {
 
     /// Ranks that shared the first linear of an MLP.
     fn shares(&self, name: &str) -> u64 {
-        let dense = self.args.size("tensor_model_parallel_size");
-        let routed = self.args.size("expert_tensor_parallel_size").filter(|_| is_expert(name));
+        let dense = self.args.size(ArgName::TENSOR_MODEL_PARALLEL_SIZE);
+        let routed =
+            self.args.size(ArgName::EXPERT_TENSOR_PARALLEL_SIZE).filter(|_| is_expert(name));
         routed.or(dense).unwrap_or(1)
     }
 }

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::names::megatron::is_embedding_or_output;
 
-use super::RunArgs;
+use super::{ArgName, RunArgs};
 
 /// A version of Megatron-LM that began to pack buffers in another way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +53,8 @@ impl BufferParam {
     /// The parameter of this stored name and number of elements.
     #[must_use]
     pub fn new(name: &str, numel: u64, args: &RunArgs) -> Self {
-        let stages = args.size("pipeline_model_parallel_size").unwrap_or(1);
-        let has_mtp = args.size("mtp_num_layers").is_some_and(|layers| layers > 0);
+        let stages = args.size(ArgName::PIPELINE_MODEL_PARALLEL_SIZE).unwrap_or(1);
+        let has_mtp = args.size(ArgName::MTP_NUM_LAYERS).is_some_and(|layers| layers > 0);
         let is_output = name.ends_with("output_layer.weight");
         let is_shared = args.are_weights_tied() || (has_mtp && !is_output);
         let is_shared_embedding = stages > 1 && is_shared && is_embedding_or_output(name);
@@ -169,7 +169,7 @@ impl GradBuffer<'_> {
 
     fn packing(&self, version: PackingVersion, ranks: u64) -> Packing {
         let aligned = least_common_multiple(ranks, 128);
-        let for_bandwidth = match self.args.is_on("ddp_pad_buckets_for_high_nccl_busbw") {
+        let for_bandwidth = match self.args.is_on(ArgName::DDP_PAD_BUCKETS_FOR_HIGH_NCCL_BUSBW) {
             true => least_common_multiple(aligned, 1 << 16),
             false => aligned,
         };
@@ -192,28 +192,31 @@ impl GradBuffer<'_> {
     /// The ranks that share the buffer: context-parallel ones among them, each instance of the optimizer by itself.
     fn data_parallel_size(&self) -> u64 {
         let size = |arg| self.args.size(arg).unwrap_or(1).max(1);
-        let tp = self.args.size("tensor_model_parallel_size").unwrap_or(1);
-        let etp = self.args.size("expert_tensor_parallel_size").unwrap_or(tp).max(1);
-        let ranks = match self.args.size("world_size").filter(|_| self.is_expert_parallel) {
+        let tp = self.args.size(ArgName::TENSOR_MODEL_PARALLEL_SIZE).unwrap_or(1);
+        let etp = self.args.size(ArgName::EXPERT_TENSOR_PARALLEL_SIZE).unwrap_or(tp).max(1);
+        let ranks = match self.args.size(ArgName::WORLD_SIZE).filter(|_| self.is_expert_parallel) {
             Some(world) => {
-                let (pp, ep) =
-                    (size("pipeline_model_parallel_size"), size("expert_model_parallel_size"));
+                let (pp, ep) = (
+                    size(ArgName::PIPELINE_MODEL_PARALLEL_SIZE),
+                    size(ArgName::EXPERT_MODEL_PARALLEL_SIZE),
+                );
                 world / etp.saturating_mul(ep).saturating_mul(pp).max(1)
             }
-            None => size("data_parallel_size").saturating_mul(size("context_parallel_size")),
+            None => size(ArgName::DATA_PARALLEL_SIZE)
+                .saturating_mul(size(ArgName::CONTEXT_PARALLEL_SIZE)),
         };
-        (ranks / size("num_distributed_optimizer_instances")).max(1)
+        (ranks / size(ArgName::NUM_DISTRIBUTED_OPTIMIZER_INSTANCES)).max(1)
     }
 
     /// Elements at which a bucket is full; stages and chunks after the first have a single one.
     fn bucket_sizes(&self, ranks: u64) -> Vec<Option<u64>> {
         const DEFAULT: u64 = 40_000_000;
-        let overlaps = self.args.get("overlap_grad_reduce");
-        if overlaps.is_some() && !self.args.is_on("overlap_grad_reduce") {
+        let overlaps = self.args.get(ArgName::OVERLAP_GRAD_REDUCE);
+        if overlaps.is_some() && !self.args.is_on(ArgName::OVERLAP_GRAD_REDUCE) {
             return vec![None];
         }
-        let given = self.args.size("ddp_bucket_size").or_else(|| {
-            let count = self.args.size("ddp_num_buckets").filter(|&count| count > 0)?;
+        let given = self.args.size(ArgName::DDP_BUCKET_SIZE).or_else(|| {
+            let count = self.args.size(ArgName::DDP_NUM_BUCKETS).filter(|&count| count > 0)?;
             Some(self.rank_numel / count)
         });
         match given {

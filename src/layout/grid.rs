@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::limits::{LIMITS, OverLimit};
 
-use super::{LayoutError, ModelChunk, RunArgs};
+use super::{ArgName, LayoutError, ModelChunk, RunArgs};
 
 /// A rank of the model: its coordinates along each axis that shows in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -82,8 +82,9 @@ impl FolderNaming {
             0 => Some(Self::Tp),
             2 => Some(Self::TpPpEp),
             _ => match (
-                several("pipeline_model_parallel_size"),
-                several("expert_model_parallel_size") || args.is_on("expert_parallel"),
+                several(ArgName::PIPELINE_MODEL_PARALLEL_SIZE),
+                several(ArgName::EXPERT_MODEL_PARALLEL_SIZE)
+                    || args.is_on(ArgName::EXPERT_PARALLEL),
             ) {
                 (true, false) => Some(Self::TpPp),
                 (false, true) => Some(Self::TpEp),
@@ -155,20 +156,20 @@ impl ParallelLayout {
     /// A layout whose files do not hold enough to put the tensors together, with the reason.
     pub fn new(ranks: &[RankCoord], args: &RunArgs) -> Result<Self, LayoutError> {
         refuse_unrecoverable(args)?;
-        let size = |arg: &str, axis: fn(&RankCoord) -> u64| {
+        let size = |arg: ArgName, axis: fn(&RankCoord) -> u64| {
             let found = ranks.iter().map(|rank| axis(rank) + 1).max().unwrap_or(1);
             found.max(args.size(arg).unwrap_or(1))
         };
-        let tp = size("tensor_model_parallel_size", |rank| rank.tp);
-        let pp = size("pipeline_model_parallel_size", |rank| rank.pp);
-        let ep = size("expert_model_parallel_size", |rank| rank.ep);
-        let experts_over_tp = args.is_on("moe_tp_extend_ep");
-        let etp = match args.size("expert_tensor_parallel_size").filter(|&size| size > 0) {
+        let tp = size(ArgName::TENSOR_MODEL_PARALLEL_SIZE, |rank| rank.tp);
+        let pp = size(ArgName::PIPELINE_MODEL_PARALLEL_SIZE, |rank| rank.pp);
+        let ep = size(ArgName::EXPERT_MODEL_PARALLEL_SIZE, |rank| rank.ep);
+        let experts_over_tp = args.is_on(ArgName::MOE_TP_EXTEND_EP);
+        let etp = match args.size(ArgName::EXPERT_TENSOR_PARALLEL_SIZE).filter(|&size| size > 0) {
             _ if experts_over_tp => 1,
             Some(etp) => etp,
             None => tp,
         };
-        let has_experts = args.size("num_experts").is_some_and(|count| count > 0);
+        let has_experts = args.size(ArgName::NUM_EXPERTS).is_some_and(|count| count > 0);
         if etp != tp && (has_experts || ep > 1) && (etp > tp || tp % etp != 0) {
             return Err(LayoutError::ExpertsLost { tp, etp });
         }
@@ -241,15 +242,15 @@ impl ParallelLayout {
 fn refuse_unrecoverable(args: &RunArgs) -> Result<(), LayoutError> {
     let shared = "several ranks write the same file, so part of each weight is lost";
     let sizes = [
-        ("gtp_weight_remat_size", 1, shared),
-        ("expert_gtp_weight_remat_size", 1, shared),
+        (ArgName::GTP_WEIGHT_REMAT_SIZE, 1, shared),
+        (ArgName::EXPERT_GTP_WEIGHT_REMAT_SIZE, 1, shared),
         (
-            "encoder_tensor_model_parallel_size",
+            ArgName::ENCODER_TENSOR_MODEL_PARALLEL_SIZE,
             0,
             "the encoder has ranks of its own under the same folder names",
         ),
         (
-            "encoder_pipeline_model_parallel_size",
+            ArgName::ENCODER_PIPELINE_MODEL_PARALLEL_SIZE,
             0,
             "the encoder has stages of its own under the same folder names",
         ),
@@ -259,9 +260,9 @@ fn refuse_unrecoverable(args: &RunArgs) -> Result<(), LayoutError> {
             return Err(LayoutError::Refused { arg, reason });
         }
     }
-    if args.is_on("tp_2d") {
+    if args.is_on(ArgName::TP_2D) {
         let reason = "weights are cut along two axes, which the files do not record";
-        return Err(LayoutError::Refused { arg: "tp_2d", reason });
+        return Err(LayoutError::Refused { arg: ArgName::TP_2D, reason });
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! indices (`numbering`), parts put together (`merge`, by the table in [`rules`] and the sizes in `sections`).
 //! Checkpoints that hold whole tensors already need only names and axes put right (`global`).
 
+mod arg_name;
 mod args;
 mod assemble;
 mod error;
@@ -17,6 +18,7 @@ pub mod rules;
 mod sections;
 mod unfuse;
 
+pub use arg_name::ArgName;
 pub use args::{RunArgs, parse_run_arg};
 pub use assemble::{Assembly, Shard, ShardedModel};
 pub use error::LayoutError;

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::base::limits::{LIMITS, OverLimit};
 
-use super::RunArgs;
+use super::{ArgName, RunArgs};
 
 /// A model chunk: virtual stage and pipeline stage. Ordered as layers are laid out, virtual stage first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,7 +84,7 @@ pub enum NumberingError {
         /// Layers that `args` declares.
         declared: u64,
         /// The name in `args`.
-        arg: &'static str,
+        arg: ArgName,
     },
     /// A stage holds a layer beyond its own number of them.
     #[error(
@@ -133,10 +133,10 @@ impl LayerNumbers {
     ) -> Result<Self, NumberingError> {
         let (arg, declared) = declared_layers(stack, args);
         let noop = match stack {
-            "decoder." => args.sizes("noop_layers").unwrap_or_default(),
+            "decoder." => args.sizes(ArgName::NOOP_LAYERS).unwrap_or_default(),
             _ => Vec::new(),
         };
-        if args.text("schedules_method") == Some("dualpipev") && stack == "decoder." {
+        if args.text(ArgName::SCHEDULES_METHOD) == Some("dualpipev") && stack == "decoder." {
             return Self::dual_pipe(counts, declared.unwrap_or(0), noop);
         }
         let found: u64 = counts.values().sum();
@@ -182,7 +182,7 @@ impl LayerNumbers {
     /// Layers whose indices are those of the whole model already; only placeholders are left to be taken out.
     #[must_use]
     pub(super) fn of_whole(args: &RunArgs) -> Self {
-        let noop = sorted(args.sizes("noop_layers").unwrap_or_default());
+        let noop = sorted(args.sizes(ArgName::NOOP_LAYERS).unwrap_or_default());
         Self { offsets: BTreeMap::new(), noop }
     }
 
@@ -208,16 +208,16 @@ fn sorted(mut indices: Vec<u64>) -> Vec<u64> {
 }
 
 /// How many layers `args` declares for a list, and under which name.
-fn declared_layers(stack: &str, args: &RunArgs) -> (&'static str, Option<u64>) {
-    let names: &[&'static str] = match stack {
-        "decoder." => &["decoder_num_layers", "num_layers"],
-        "encoder." => &["encoder_num_layers", "num_layers"],
+fn declared_layers(stack: &str, args: &RunArgs) -> (ArgName, Option<u64>) {
+    let names: &[ArgName] = match stack {
+        "decoder." => &[ArgName::DECODER_NUM_LAYERS, ArgName::NUM_LAYERS],
+        "encoder." => &[ArgName::ENCODER_NUM_LAYERS, ArgName::NUM_LAYERS],
         _ => &[],
     };
     names
         .iter()
-        .find_map(|name| args.size(name).map(|size| (*name, Some(size))))
-        .unwrap_or(("num_layers", None))
+        .find_map(|name| args.size(*name).map(|size| (*name, Some(size))))
+        .unwrap_or((ArgName::NUM_LAYERS, None))
 }
 
 /// Layers a chunk, where some of them have no parameters and so leave no name behind: as `args` lists them, else even.
@@ -226,9 +226,9 @@ fn stage_sizes(
     declared: u64,
     args: &RunArgs,
 ) -> Option<BTreeMap<ModelChunk, u64>> {
-    let listed = ["pipeline_num_transformer_layers", "num_layer_list"]
+    let listed = [ArgName::PIPELINE_NUM_TRANSFORMER_LAYERS, ArgName::NUM_LAYER_LIST]
         .iter()
-        .find_map(|name| args.sizes(name))
+        .find_map(|name| args.sizes(*name))
         .filter(|sizes| sizes.len() == counts.len() && sizes.iter().sum::<u64>() == declared);
     let chunks = counts.len() as u64;
     let sizes: Vec<u64> = match listed {

@@ -7,7 +7,7 @@ use crate::names::Name;
 
 use super::merge::{RankPart, RankParts};
 use super::rules::{Fused, Latent, Sharding};
-use super::{LayoutError, RankCoord, RunArgs};
+use super::{ArgName, LayoutError, RankCoord, RunArgs};
 
 /// The places of the shards of one parameter in it.
 pub(super) enum Placement {
@@ -62,7 +62,7 @@ impl Module<'_> {
     pub(super) fn latent_query_rows(&self) -> Result<u64, LayoutError> {
         match self.dim("linear_q_up_proj.weight", 1) {
             Some(columns) => Ok(columns),
-            None => self.args.need("q_lora_rank"),
+            None => self.args.need(ArgName::Q_LORA_RANK),
         }
     }
 
@@ -76,9 +76,9 @@ impl Module<'_> {
     pub(super) fn latent_key_value_rows(&self) -> Result<u64, LayoutError> {
         let compressed = match self.latent_key_value_columns() {
             Some(columns) => columns,
-            None => self.args.need("kv_lora_rank")?,
+            None => self.args.need(ArgName::KV_LORA_RANK)?,
         };
-        Ok(compressed + self.args.need("qk_pos_emb_head_dim")?)
+        Ok(compressed + self.args.need(ArgName::QK_POS_EMB_HEAD_DIM)?)
     }
 
     /// Section sizes of a Mamba-2 or gated-delta-product mixer (Megatron-LM `core/ssm/mamba_mixer.py`): in_proj is
@@ -213,10 +213,10 @@ impl<'a> Shards<'a> {
             Some(columns) if columns.checked_mul(2) == Some(rows) => true,
             Some(columns) if columns == rows => false,
             Some(columns) => return Err(LayoutError::NeitherGatedNorNot { rows, columns }),
-            None if self.args.get("swiglu").is_some() => {
-                self.args.is_on("swiglu") || self.args.is_on("quick_geglu")
+            None if self.args.get(ArgName::SWIGLU).is_some() => {
+                self.args.is_on(ArgName::SWIGLU) || self.args.is_on(ArgName::QUICK_GEGLU)
             }
-            None => return Err(LayoutError::ArgMissing { arg: "swiglu" }),
+            None => return Err(LayoutError::ArgMissing { arg: ArgName::SWIGLU }),
         };
         if is_gated { self.halves() } else { Ok(Placement::Shard(0)) }
     }

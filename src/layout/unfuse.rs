@@ -13,7 +13,7 @@ use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
 use super::merge::RankPart;
 use super::sections::{Module, Shapes};
-use super::{LayoutError, RankCoord, RunArgs, Shard, ShardedModel};
+use super::{ArgName, LayoutError, RankCoord, RunArgs, Shard, ShardedModel};
 
 /// The order in which megatron.legacy wrote the rows of `query_key_value` and `key_value`
 /// (Megatron-LM v2.0, `megatron/checkpointing.py`, `fix_query_key_value_ordering`).
@@ -180,7 +180,7 @@ impl RankChunk<'_> {
     fn local_experts(&self, prefix: &str) -> Result<u64, LayoutError> {
         let experts = match self.module(prefix).dim("mlp.router.weight", 0) {
             Some(rows) => rows,
-            None => self.model.args.need("num_experts")?,
+            None => self.model.args.need(ArgName::NUM_EXPERTS)?,
         };
         let shares = self.model.layout.declared_expert_shares;
         if experts == 0 || shares == 0 || experts % shares != 0 {
@@ -322,8 +322,8 @@ impl RankChunk<'_> {
         sections: u64,
         order: HeadOrder,
     ) -> Result<LogicalTensor, LayoutError> {
-        let heads =
-            self.model.args.need("num_attention_heads")? / self.model.layout.declared_tp.max(1);
+        let heads = self.model.args.need(ArgName::NUM_ATTENTION_HEADS)?
+            / self.model.layout.declared_tp.max(1);
         let size = first_dim(view) / heads.saturating_mul(sections).max(1);
         let (outer, inner, swapped) = match order {
             HeadOrder::SectionsFirst => (heads * size, size, (0, 1)),
@@ -346,7 +346,7 @@ impl RankChunk<'_> {
         let Some(other) = self.sibling(&attention, other) else {
             return Err(LayoutError::HalfMissing { other: format!("{attention}{other}") });
         };
-        let heads = (self.model.args.need("num_attention_heads")?
+        let heads = (self.model.args.need(ArgName::NUM_ATTENTION_HEADS)?
             / self.model.layout.declared_tp.max(1))
         .max(1);
         let by_head = |view: LogicalTensor| view.split_axis(0, first_dim(&view) / heads);
@@ -373,9 +373,9 @@ pub(super) fn deinterleaved(
         return Ok(view);
     }
     let arg = if name.contains(".experts.") {
-        "moe_mlp_glu_interleave_size"
+        ArgName::MOE_MLP_GLU_INTERLEAVE_SIZE
     } else if name.contains(".shared_experts.") {
-        "moe_shared_expert_glu_interleave_size"
+        ArgName::MOE_SHARED_EXPERT_GLU_INTERLEAVE_SIZE
     } else {
         return Ok(view);
     };

@@ -9,7 +9,7 @@ use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::formats::{MissingFile, OpenError, OpenOptions};
-use crate::layout::RunArgs;
+use crate::layout::{ArgName, RunArgs};
 use crate::storage::{FileId, FileSet};
 
 use super::config;
@@ -113,7 +113,7 @@ impl<'a> Run<'a> {
 
         let layer_ranks = folder.layers.keys().map(|(_, tp)| tp + 1).max();
         let degree = all().find_map(|model| model.degrees).map(|(_, tp)| tp);
-        let told = layer_ranks.or(degree).or(run_args.size("tensor_model_parallel_size"));
+        let told = layer_ranks.or(degree).or(run_args.size(ArgName::TENSOR_MODEL_PARALLEL_SIZE));
         let tp = told.filter(|tp| *tp > 0 && count % tp == 0).unwrap_or(count);
         if layer_ranks.is_some_and(|ranks| ranks > tp) {
             return Err(content(format!(
@@ -210,8 +210,8 @@ impl<'a> Run<'a> {
             }
         }
         if names.is_neox {
-            for layer in
-                names.missing(self.run_args.size("num_layers").filter(|n| *n <= LIMITS.layers))
+            for layer in names
+                .missing(self.run_args.size(ArgName::NUM_LAYERS).filter(|n| *n <= LIMITS.layers))
             {
                 let why = "a transformer layer between or after those that are there".to_owned();
                 absent.insert((layer, 0), why);

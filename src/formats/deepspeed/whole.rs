@@ -8,7 +8,7 @@ use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
 use crate::formats::{Located, OpenError, OpenOptions};
 use crate::layout::rules::{Rules, Sharding};
-use crate::layout::{LayoutError, Merger, RankCoord, RankPart, RankParts, RowBiases};
+use crate::layout::{ArgName, LayoutError, Merger, RankCoord, RankPart, RankParts, RowBiases};
 use crate::names::Name;
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge, StoredTensor};
@@ -370,7 +370,7 @@ impl<'a> Whole<'a> {
 
     /// The nature of the biases of row-parallel layers: as the configuration says, or as Megatron-DeepSpeed always has them.
     fn row_biases(&self) -> RowBiases {
-        match self.run.run_args.get("gpt_j_residual") {
+        match self.run.run_args.get(ArgName::GPT_J_RESIDUAL) {
             Some(PlainValue::Bool(true)) => RowBiases::Partial,
             Some(_) => RowBiases::Copies,
             None => {

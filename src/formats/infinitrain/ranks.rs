@@ -17,7 +17,7 @@ use crate::formats::merged::insert_merged;
 use crate::formats::{Located, MissingShard, OpenError, OpenOptions};
 use crate::layout::rules::Rules;
 use crate::layout::{
-    HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
+    ArgName, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
 };
 use crate::names::{self, Name};
 use crate::storage::{FileId, FileSet, is_lfs_pointer};
@@ -267,7 +267,7 @@ impl Run {
         }
         let run_args = RunArgs::new(trainer_state::run_args(&state), &options.run_args);
         let in_layout = |source| OpenError::Layout { path: located.path.clone(), source };
-        for fact in ["tensor_model_parallel_size", "pipeline_model_parallel_size"] {
+        for fact in [ArgName::TENSOR_MODEL_PARALLEL_SIZE, ArgName::PIPELINE_MODEL_PARALLEL_SIZE] {
             match run_args.size(fact) {
                 None if several && state.is_empty() => {
                     return Err(in_layout(LayoutError::ArgMissing { arg: fact }));
@@ -387,7 +387,7 @@ impl Run {
 
     /// How the layers of the model are shared out, where there are several stages; notes what nobody says.
     fn number_layers(&mut self, ranks: &[Rank], is_shard: bool) -> Option<Stages> {
-        const VPP: &str = "virtual_pipeline_model_parallel_size";
+        const VPP: ArgName = ArgName::VIRTUAL_PIPELINE_MODEL_PARALLEL_SIZE;
         let mut counts: BTreeMap<u64, u64> = (0..self.world.pp).map(|stage| (stage, 0)).collect();
         for rank in ranks {
             let names = rank.model.tensors.iter().map(|(name, _)| unwrapped(name));
@@ -398,7 +398,7 @@ impl Run {
         }
         let counts: Vec<u64> = counts.into_values().collect();
         let found = counts.iter().fold(0, |sum: u64, &count| sum.saturating_add(count));
-        let declared = self.run_args.size("num_layers").filter(|&layers| layers > 0);
+        let declared = self.run_args.size(ArgName::NUM_LAYERS).filter(|&layers| layers > 0);
         if is_shard || found == 0 || found > LIMITS.layers {
             return None;
         }
@@ -434,11 +434,10 @@ const SHARED: [&str; 8] =
 
 /// Whether the command line gives the sizes of the layout.
 fn is_given(options: &OpenOptions) -> bool {
-    let sizes = ["tensor_model_parallel_size", "pipeline_model_parallel_size"];
-    options
-        .run_args
-        .iter()
-        .any(|(name, value)| sizes.contains(&name.as_str()) && *value != PlainValue::None)
+    let sizes = [ArgName::TENSOR_MODEL_PARALLEL_SIZE, ArgName::PIPELINE_MODEL_PARALLEL_SIZE];
+    options.run_args.iter().any(|(name, value)| {
+        sizes.iter().any(|size| size.as_str() == name) && *value != PlainValue::None
+    })
 }
 
 /// Gives every rank's tensors the names that they have in the model.
@@ -492,7 +491,7 @@ impl Naming {
 /// stages the two go their own ways.
 fn tie_output_layer(catalog: &mut Catalog, is_whole: bool, run_args: &RunArgs) {
     let is_untied =
-        run_args.get("untie_embeddings_and_output_weights") == Some(&PlainValue::Bool(true));
+        run_args.get(ArgName::UNTIE_EMBEDDINGS_AND_OUTPUT_WEIGHTS) == Some(&PlainValue::Bool(true));
     let has = |name| catalog.tensors.contains_key(&Name::new(name));
     let is_gpt2 = has("transformer.wpe.weight") && has(WTE);
     if !is_gpt2 || is_untied || !is_whole {

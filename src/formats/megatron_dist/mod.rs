@@ -17,7 +17,7 @@ use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
 use crate::containers::torch::{TorchFile, ValueId};
 use crate::layout::rules::Rules;
-use crate::layout::{Global, RunArgs, from_global};
+use crate::layout::{ArgName, Global, RunArgs, from_global};
 use crate::names::megatron::{optimizer_state_name, without_wrappers};
 use crate::names::{Name, Naming};
 use crate::storage::FileSet;
@@ -273,12 +273,12 @@ fn add_buckets(catalog: &mut Catalog, buckets: Buckets, sharding: Option<&str>) 
 /// The layout of the run that wrote it, which shows in nothing but its own words.
 fn layout_text(run_args: &RunArgs) -> String {
     let axes = [
-        ("tp", "tensor_model_parallel_size", true),
-        ("pp", "pipeline_model_parallel_size", true),
-        ("ep", "expert_model_parallel_size", false),
+        ("tp", ArgName::TENSOR_MODEL_PARALLEL_SIZE, true),
+        ("pp", ArgName::PIPELINE_MODEL_PARALLEL_SIZE, true),
+        ("ep", ArgName::EXPERT_MODEL_PARALLEL_SIZE, false),
     ];
     let sizes = axes.iter().filter_map(|(axis, fact, always)| {
-        let size = run_args.size(fact).filter(|&size| *always || size > 1)?;
+        let size = run_args.size(*fact).filter(|&size| *always || size > 1)?;
         Some(format!("{axis}{size}"))
     });
     sizes.collect::<Vec<_>>().join(" ")

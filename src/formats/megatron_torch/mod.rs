@@ -25,7 +25,9 @@ use rayon::prelude::*;
 
 use crate::catalog::{Catalog, Problem, Section};
 use crate::containers::torch::TorchFile;
-use crate::layout::{FolderNaming, LayoutError, ParallelLayout, RankCoord, RankName, RunArgs};
+use crate::layout::{
+    ArgName, FolderNaming, LayoutError, ParallelLayout, RankCoord, RankName, RunArgs,
+};
 use crate::storage::{FileId, FileSet};
 
 use self::assembly::RankedCheckpoint;
@@ -120,11 +122,11 @@ fn folder_naming(
 /// Notes on axes along which there are more ranks than `args` says; all of them are read.
 fn undeclared_ranks(layout: &ParallelLayout, run_args: &RunArgs) -> Vec<String> {
     let axes = [
-        ("tensor_model_parallel_size", layout.tp),
-        ("pipeline_model_parallel_size", layout.pp),
-        ("expert_model_parallel_size", layout.ep),
+        (ArgName::TENSOR_MODEL_PARALLEL_SIZE, layout.tp),
+        (ArgName::PIPELINE_MODEL_PARALLEL_SIZE, layout.pp),
+        (ArgName::EXPERT_MODEL_PARALLEL_SIZE, layout.ep),
     ];
-    let note = |(arg, found): (&str, u64)| {
+    let note = |(arg, found): (ArgName, u64)| {
         let declared = run_args.size(arg).filter(|&declared| declared < found)?;
         Some(format!("args says {arg}={declared}, the folders make it {found}"))
     };

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::catalog::Section;
 use crate::formats::{MissingShard, OpenError, OpenOptions};
-use crate::layout::{FolderNaming, LayoutError, ParallelLayout, RankCoord, RankName, RunArgs};
+use crate::layout::{
+    ArgName, FolderNaming, LayoutError, ParallelLayout, RankCoord, RankName, RunArgs,
+};
 use crate::names::printable;
 use crate::storage::{FileId, FileSet};
 
@@ -143,10 +145,10 @@ impl<'a> RankGrid<'a> {
             (true, false) => "the other folders make it",
         };
         let has_experts =
-            layout.ep > 1 || run_args.size("num_experts").is_some_and(|count| count > 0);
+            layout.ep > 1 || run_args.size(ArgName::NUM_EXPERTS).is_some_and(|count| count > 0);
         let hint = if has_experts && layout.etp < layout.tp {
             "; Megatron-Core 0.10 to 0.18.0 never writes some of them in this layout"
-        } else if layout.ep > 1 && run_args.get("expert_tensor_parallel_size").is_none() {
+        } else if layout.ep > 1 && run_args.get(ArgName::EXPERT_TENSOR_PARALLEL_SIZE).is_none() {
             "; if experts are not split like dense layers, say --set expert_tensor_parallel_size=1"
         } else {
             ""
