@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +11,9 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[cfg(unix)]
-pub(crate) mod hostile_files;
+pub(crate) mod crafted;
+pub(crate) mod damage;
+pub(crate) mod in_process;
 pub(crate) mod sha256;
 
 /// The binary, with nothing of the caller's environment that changes what it prints.
@@ -102,6 +104,17 @@ pub(crate) fn fixture(path: &str) -> PathBuf {
 /// A checkpoint of `fixtures/layouts`, e.g. `gpt/tp2`.
 pub(crate) fn layout(path: &str) -> PathBuf {
     fixture("layouts").join(path)
+}
+
+/// The checkpoints of `fixtures/layouts`, by model.
+pub(crate) fn models() -> BTreeMap<String, Vec<String>> {
+    let mut models: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for entry in read_json(&layout("index.json")).as_array().unwrap() {
+        let path = entry["path"].as_str().unwrap();
+        let (model, _) = path.split_once('/').unwrap();
+        models.entry(model.to_owned()).or_default().push(path.to_owned());
+    }
+    models
 }
 
 pub(crate) fn read_json(path: &Path) -> Value {

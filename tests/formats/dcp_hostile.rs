@@ -3,55 +3,23 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::path::Path;
-use std::sync::atomic::AtomicU64;
 
 use ckptcmp::catalog::Section;
 use ckptcmp::formats::{self, OpenOptions};
-use ckptcmp::judge::verdict;
-use ckptcmp::pairing::{Selection, pair};
 
-use crate::common::hostile_files::{self, P, counts, dict, object, text};
-use crate::common::{Copied, fixture, run};
-
-/// Opens and compares in this process: whether all is equal.
-fn is_equal(a: &Path, b: &Path) -> bool {
-    let options = OpenOptions { sections: Section::ALL.to_vec(), ..OpenOptions::default() };
-    let (Ok(a), Ok(b)) = (formats::open(a, &options), formats::open(b, &options)) else {
-        return false;
-    };
-    let pairing = pair(&a, &b, &Selection::default());
-    let files = [&a.files, &b.files];
-    let compared = ckptcmp::compare::compare(&pairing.pairs, files, false, &AtomicU64::new(0));
-    let unpaired = pairing.a_only.len() + pairing.b_only.len();
-    let problems = a.problems.len() + b.problems.len();
-    let is_equal = verdict::of_all(&compared, unpaired, problems, false).exit_code() == 0;
-    assert!(!is_equal || compared.len() == a.tensors.len(), "equal with something missing");
-    is_equal
-}
-
-/// The same numbers in every run.
-fn random(number: usize) -> u8 {
-    let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed.to_le_bytes()[5]
-}
+use crate::common::crafted::{self, P, counts, dict, object, text};
+use crate::common::damage::Victim;
+use crate::common::{fixture, run};
 
 #[test]
-fn a_metadata_cut_off_anywhere_is_never_equal() {
-    for (form, file) in [("single", ".metadata"), ("per-rank", "__1.metadata")] {
-        let intact = fixture("dcp").join(form);
-        let copied = Copied::of(&intact);
-        let path = copied.path().join(file);
-        let bytes = fs::read(&path).unwrap();
-        for len in (0..bytes.len()).step_by(7) {
-            fs::write(&path, &bytes[..len]).unwrap();
-            assert!(!is_equal(&intact, &copied.path()), "{form}: {len}");
-        }
+fn a_metadata_cut_off_anywhere_is_refused() {
+    for (form, file, cuts) in [("single", ".metadata", 400), ("per-rank", "__1.metadata", 200)] {
+        Victim::new(&fixture("dcp").join(form), file).any_cut_is_refused(cuts);
     }
 }
 
 #[test]
-fn any_changed_byte_is_an_ordinary_outcome() {
+fn any_changed_byte_is_found_or_refused() {
     for (form, file, step) in [
         ("single", ".metadata", 1),
         ("single", "__0_0.distcp", 5),
@@ -59,16 +27,8 @@ fn any_changed_byte_is_an_ordinary_outcome() {
         ("safetensors", "__1_0.distcp", 3),
         ("hf-shards", "shard-00001-model-00001-of-00001.safetensors", 3),
     ] {
-        let intact = fixture("dcp").join(form);
-        let copied = Copied::of(&intact);
-        let path = copied.path().join(file);
-        let bytes = fs::read(&path).unwrap();
-        for at in (0..bytes.len()).step_by(step) {
-            let mut changed = bytes.clone();
-            changed[at] ^= random(at).max(1);
-            fs::write(&path, &changed).unwrap();
-            is_equal(&intact, &copied.path());
-        }
+        Victim::new(&fixture("dcp").join(form), file)
+            .any_changed_byte_is_found_or_refused((0..).step_by(step), |_| true);
     }
 }
 
@@ -120,16 +80,13 @@ fn folder(described: Vec<(P, P)>, stored: Vec<(P, P)>) -> tempfile::TempDir {
 }
 
 fn slice() -> Vec<u8> {
-    let tensor = hostile_files::tensor(&[2, 3]).pickle();
-    hostile_files::zip(&[
-        ("archive/data.pkl".into(), tensor),
-        ("archive/data/0".into(), vec![0; 256]),
-    ])
+    let tensor = crafted::tensor(&[2, 3]).pickle();
+    crafted::zip(&[("archive/data.pkl".into(), tensor), ("archive/data/0".into(), vec![0; 256])])
 }
 
 /// As [`folder`], but the data file is a `torch.save` of this object, which the metadata calls `name`.
 fn folder_of_object(class: &str, name: &str, value: &P) -> tempfile::TempDir {
-    let file = hostile_files::zip(&[
+    let file = crafted::zip(&[
         ("archive/data.pkl".into(), value.pickle()),
         ("archive/data/0".into(), vec![0; 256]),
     ]);
@@ -159,7 +116,7 @@ fn names_in(folder: &tempfile::TempDir) -> Vec<String> {
 
 #[test]
 fn tensors_inside_an_object_are_tensors() {
-    let tensor = || hostile_files::tensor(&[2, 3]);
+    let tensor = || crafted::tensor(&[2, 3]);
     // A planner takes dicts and lists apart, but no tuple.
     let tuple = P::Tuple(vec![tensor(), P::Int(7), tensor()]);
     assert_eq!(names_in(&folder_of_object("Metadata", "pair", &tuple)), ["pair.0", "pair.2"]);
@@ -174,8 +131,7 @@ fn tensors_inside_an_object_are_tensors() {
 
 #[test]
 fn the_metadata_of_megatron_core_0_15_is_a_subclass() {
-    let folder =
-        folder_of_object("MCoreMetadata", "pair", &P::Tuple(vec![hostile_files::tensor(&[2])]));
+    let folder = folder_of_object("MCoreMetadata", "pair", &P::Tuple(vec![crafted::tensor(&[2])]));
     assert_eq!(names_in(&folder), ["pair.0"]);
 }
 

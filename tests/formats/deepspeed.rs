@@ -3,16 +3,14 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 
-use ckptcmp::catalog::Section;
 use ckptcmp::compare::{Outcome, TensorComparison};
-use ckptcmp::formats::{self, OpenOptions};
 use ckptcmp::pairing::{Selection, pair};
 
+use crate::common::damage::{Victim, sampled};
 use crate::common::{
-    Copied, Run, assert_all_equal, compare_with, copy, differing, files, fixture, inspect, names,
-    places, rename_key, run, screen,
+    Copied, Run, assert_all_equal, compare_with, copy, differing, files, fixture, in_process,
+    inspect, names, places, rename_key, run, screen,
 };
 
 const BOTH: &[&str] = &["--section", "model,optimizer"];
@@ -201,11 +199,10 @@ fn drift(checkpoint: &Path, tensor: &str) {
 }
 
 fn comparison(a: &Path, b: &Path, name: &str) -> TensorComparison {
-    let [a, b] = [a, b].map(|path| formats::open(path, &OpenOptions::default()).unwrap());
-    let pairing = pair(&a, &b, &Selection::default());
-    let pairs: Vec<_> =
-        pairing.pairs.into_iter().filter(|pair| pair.name.as_str() == name).collect();
-    ckptcmp::compare::compare(&pairs, [&a.files, &b.files], false, &AtomicU64::new(0)).remove(0)
+    let [a, b] = [a, b].map(|path| in_process::open(path).unwrap());
+    let mut pairing = pair(&a, &b, &Selection::default());
+    pairing.pairs.retain(|pair| pair.name.as_str() == name);
+    in_process::compare(&pairing, &a, &b).remove(0)
 }
 
 #[test]
@@ -418,68 +415,24 @@ fn an_unknown_part_is_not_passed_over() {
         .refuses(&["shard_00_model_states.pt: looks like"]);
 }
 
-fn all(path: &Path) -> Result<ckptcmp::catalog::Catalog, Box<formats::OpenError>> {
-    let options = OpenOptions { sections: Section::ALL.to_vec(), ..OpenOptions::default() };
-    formats::open(path, &options).map_err(Box::new)
-}
-
-/// The same numbers in every run.
-fn random(number: u64) -> u64 {
-    let mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed ^ (mixed >> 29)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20
-}
-
 #[test]
 fn a_file_cut_off_anywhere_is_named() {
     for source in [zero("z1"), zero("z3"), zero("pipe"), neox("tp2pp2")] {
-        let copied = Copied::of(&source);
-        for (number, file) in files(&tag(&copied)).into_iter().enumerate() {
-            let bytes = fs::read(&file).unwrap();
-            for cut in 0..4 {
-                let len = usize::try_from(random(number as u64 * 4 + cut)).unwrap() % bytes.len();
-                fs::write(&file, &bytes[..len]).unwrap();
-                let error = all(&copied.path()).unwrap_err().to_string();
-                let name = file.file_name().unwrap().to_string_lossy();
-                assert!(error.contains(&*name), "{name} cut to {len}: {error}");
-            }
-            fs::write(&file, bytes).unwrap();
+        for file in files(&source).iter().filter(|file| !file.ends_with("latest")) {
+            Victim::new(&source, file.strip_prefix(&source).unwrap()).any_cut_is_refused(4);
         }
     }
 }
 
 #[test]
-fn any_changed_byte_is_an_ordinary_outcome() {
+fn any_changed_byte_is_found_or_refused() {
     let universal = zero("universal-from-z3");
     for source in [zero("z1"), zero("z3"), zero("pipe"), universal, neox("tp2pp2"), neox("tp1")] {
-        let copied = Copied::of(&source);
-        let intact = all(&source).unwrap();
-        let files = files(&copied.path());
-        for number in 0..400 {
-            let pick = |salt: u64, end: usize| {
-                usize::try_from(random(number * 7 + salt)).unwrap() % end.max(1)
-            };
-            let file = &files[pick(0, files.len())];
-            let bytes = fs::read(file).unwrap();
-            let mut changed = bytes.clone();
-            if bytes.is_empty() {
-                continue;
-            }
-            // Most of the structure is at the beginning and at the end.
-            let at = match number % 3 {
-                0 => pick(1, bytes.len()),
-                1 => pick(1, bytes.len().min(1500)),
-                _ => bytes.len() - 1 - pick(1, bytes.len().min(700)),
-            };
-            changed[at] = changed[at].wrapping_add(u8::try_from(1 + pick(2, 255)).unwrap());
-            fs::write(file, changed).unwrap();
-            if let Ok(found) = all(&copied.path()) {
-                let pairing = pair(&found, &intact, &Selection::default());
-                let sides = [&found.files, &intact.files];
-                let compared =
-                    ckptcmp::compare::compare(&pairing.pairs, sides, true, &AtomicU64::new(0));
-                assert!(!compared.is_empty() || !found.problems.is_empty());
-            }
-            fs::write(file, bytes).unwrap();
+        let files = files(&source);
+        for file in &files {
+            let victim = Victim::new(&source, file.strip_prefix(&source).unwrap());
+            let places = sampled(victim.bytes().len(), 400_usize.div_ceil(files.len()));
+            victim.any_changed_byte_is_found_or_refused(places, |_| true);
         }
     }
 }

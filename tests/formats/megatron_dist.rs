@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::common::damage::{Victim, sampled};
 use crate::common::{
     self, Copied, assert_all_equal, compare, compare_with, differing, fixture, gather, inspect,
     layout, sizes,
@@ -487,44 +488,6 @@ fn states_without_any_names_are_not_compared_in_silence() {
     run.refuses(&["dp_group_idx_0.param_state", "without the names of parameters"]);
 }
 
-/// The same numbers in every run.
-fn random(number: u64) -> u64 {
-    let mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed ^ (mixed >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20
-}
-
-#[test]
-fn damage_to_what_describes_the_tensors_is_an_ordinary_outcome() {
-    let options = ckptcmp::formats::OpenOptions {
-        sections: ckptcmp::catalog::Section::ALL.to_vec(),
-        ..Default::default()
-    };
-    for (checkpoint, file) in [
-        ("gpt-small/tp2pp2", "iter_0000005/.metadata"),
-        ("gpt-small/tp2pp2", "iter_0000005/common.pt"),
-        ("gpt-small/tp2pp2", "iter_0000005/metadata.json"),
-        ("gpt-small/fsdp", "iter_0000005/.metadata"),
-        ("flattened/torch_dist", ".metadata"),
-        ("flattened/zarr", "decoder.layers.mlp.linear_fc1.weight/.zarray"),
-    ] {
-        let copied = Copied::of(&real(checkpoint));
-        let path = copied.path().join(file);
-        let bytes = fs::read(&path).unwrap();
-        for number in 0..120 {
-            let mut damaged = bytes.clone();
-            let at = usize::try_from(random(number)).unwrap() % bytes.len();
-            match number % 4 {
-                0 => damaged.truncate(at),
-                1 => damaged[at] ^= 1 << (number % 8),
-                2 => damaged[at] = 0xff,
-                _ => damaged[at] = b'9',
-            }
-            fs::write(&path, damaged).unwrap();
-            drop(ckptcmp::formats::open(&copied.path(), &options));
-        }
-    }
-}
-
 #[test]
 fn absurd_sizes_are_refused_and_nothing_is_allocated_for_them() {
     let source = layout("gpt-small/tp1");
@@ -542,5 +505,22 @@ fn absurd_sizes_are_refused_and_nothing_is_allocated_for_them() {
         );
         fs::write(&header, text).unwrap();
         compare(&zarr.path(), &source).refuses(&["output_layer.weight"]);
+    }
+}
+
+#[test]
+fn any_changed_byte_of_what_describes_the_tensors_is_found_or_refused() {
+    for (checkpoint, file) in [
+        ("gpt-small/tp2pp2", "iter_0000005/.metadata"),
+        ("gpt-small/tp2pp2", "iter_0000005/common.pt"),
+        ("gpt-small/tp2pp2", "iter_0000005/metadata.json"),
+        ("gpt-small/fsdp", "iter_0000005/.metadata"),
+        ("flattened/torch_dist", ".metadata"),
+        ("flattened/zarr", "decoder.layers.mlp.linear_fc1.weight/.zarray"),
+    ] {
+        Victim::new(&real(checkpoint), file).any_cut_is_refused(30);
+        let victim = Victim::new(&real(checkpoint), file);
+        let places = sampled(victim.bytes().len(), 120);
+        victim.any_changed_byte_is_found_or_refused(places, |_| true);
     }
 }

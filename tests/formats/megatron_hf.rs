@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::common::{
     assert_all_equal, compare, compare_with, differing, fixture, flip, gather, inspect, layout,
-    names, screen, sizes,
+    models, names, screen, sizes,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -247,12 +247,6 @@ fn config(model_type: &str) -> Value {
     })
 }
 
-/// All layouts of a model of `fixtures/layouts`.
-fn layouts(model: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(layout(model)).unwrap().map(|entry| entry.unwrap().path());
-    entries.filter(|path| path.is_dir()).collect()
-}
-
 fn gpt() -> Model {
     llama(&canonical(&layout("gpt/tp1")))
 }
@@ -262,7 +256,7 @@ fn assert_equals_every_layout(model: &str, reference: &str, hf: &Model, config: 
     let folder = folder(hf, config);
     let expected = names(&inspect(&layout(&format!("{model}/{reference}")))["tensors"]).len();
     let mut bytes = None;
-    for layout in layouts(model) {
+    for layout in models()[model].iter().map(|path| layout(path)) {
         let run = compare(&layout, folder.path());
         assert_all_equal(&run);
         assert_eq!(names(&run.json()).len(), expected, "{}: {}", layout.display(), run.stderr);

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::{self, Copied, Run, compare_with, flip, layout, read_json, screen};
+use crate::common::crafted::{P, dict, tensor_of, zip};
+use crate::common::{self, Copied, Run, compare_with, flip, layout, models, screen};
 use tempfile::TempDir;
 
 const GPT: [(&str, [usize; 2]); 5] = [
@@ -31,10 +32,8 @@ fn changed(path: &str, elements: &[(&str, [usize; 2])]) -> Copied {
 /// Every layout of a model against one changed checkpoint gives one result.
 fn assert_same_for_every_layout(model: &str, other: &Path, differing: usize) {
     let flags = ["--vocab-size", "50", "--metrics", "all"];
-    let index = read_json(&layout("index.json"));
-    let paths = index.as_array().unwrap().iter().map(|entry| entry["path"].as_str().unwrap());
     let mut first: Option<[String; 2]> = None;
-    for path in paths.filter(|path| path.split('/').next() == Some(model)) {
+    for path in &models()[model] {
         let runs = [
             compare_with(&layout(path), other, &flags),
             compare_with(other, &layout(path), &flags),
@@ -91,60 +90,11 @@ fn threads_and_repetition_change_no_byte() {
 
 /// A file as `torch.save` writes it, with one float32 matrix below `model`.
 fn torch_file(name: &str, rows: usize, columns: usize, values: &[f32]) -> Vec<u8> {
-    let text = |text: &str| {
-        let length = u32::try_from(text.len()).unwrap().to_le_bytes();
-        [b"X", &length[..], text.as_bytes()].concat()
-    };
-    let int = |value: usize| [b"J", &i32::try_from(value).unwrap().to_le_bytes()[..]].concat();
-    let pickle = [
-        b"\x80\x02}(".to_vec(),
-        text("checkpoint_version"),
-        b"K\x03".to_vec(),
-        text("model"),
-        b"}".to_vec(),
-        text(name),
-        b"ctorch._utils\n_rebuild_tensor_v2\n((".to_vec(),
-        text("storage"),
-        b"ctorch\nFloatStorage\n".to_vec(),
-        text("0"),
-        text("cpu"),
-        int(rows * columns),
-        b"tQK\x00(".to_vec(),
-        int(rows),
-        int(columns),
-        b"t(".to_vec(),
-        int(columns),
-        b"K\x01t\x89ccollections\nOrderedDict\n)RtRsu.".to_vec(),
-    ]
-    .concat();
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    zip(&[
-        ("w/data.pkl", &pickle),
-        ("w/byteorder", b"little"),
-        ("w/data/0", &bytes),
-        ("w/version", b"3\n"),
-    ])
-}
-
-/// A zip archive of stored entries. Nobody looks at the checksums.
-fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut archive = Vec::new();
-    let mut directory = Vec::new();
-    let field = |value: usize| u32::try_from(value).unwrap().to_le_bytes();
-    for (name, bytes) in entries {
-        let offset = field(archive.len());
-        let sizes = [[0; 4], field(bytes.len()), field(bytes.len())].concat();
-        let name_len = u16::try_from(name.len()).unwrap().to_le_bytes();
-        let common = [&[0; 10][..], &sizes, &name_len, &[0, 0]].concat();
-        archive.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
-        directory
-            .extend([b"PK\x01\x02\0\0", &common[..], &[0; 10], &offset, name.as_bytes()].concat());
-    }
-    let count = u16::try_from(entries.len()).unwrap().to_le_bytes();
-    let (start, length) = (field(archive.len()), field(directory.len()));
-    archive.extend(directory);
-    archive.extend([b"PK\x05\x06\0\0\0\0", &count[..], &count, &length, &start, &[0, 0]].concat());
-    archive
+    let [rows, columns] = [rows, columns].map(|size| size as u64);
+    let matrix = tensor_of("0", rows * columns, 0, &[rows, columns], &[columns, 1]);
+    let object = dict([("checkpoint_version", P::Int(3)), ("model", dict([(name, matrix)]))]);
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    zip(&[("w/data.pkl".to_owned(), object.pickle()), ("w/data/0".to_owned(), bytes)])
 }
 
 /// Numbers of all sizes, the same for the same seed.

@@ -3,17 +3,15 @@
 #![cfg(unix)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::AtomicU64;
 
-use crate::common;
+use crate::common::{Copied, compare_with, in_process, layout, models};
 use ckptcmp::base::dtype::Dtype;
 use ckptcmp::base::extent::Extent;
 use ckptcmp::catalog::Catalog;
-use ckptcmp::compare::{Outcome, TensorComparison, compare};
+use ckptcmp::compare::{Outcome, TensorComparison};
 use ckptcmp::containers::torch::{TorchFile, ValueId};
 use ckptcmp::formats::{self, OpenOptions};
 use ckptcmp::judge::verdict::{self, Verdict};
@@ -21,23 +19,6 @@ use ckptcmp::names::Name;
 use ckptcmp::pairing::{Pairing, Selection, pair};
 use ckptcmp::storage::FileSet;
 use ckptcmp::tensor::{ByteOrder, LogicalTensor, Piece, StoredTensor};
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/layouts")
-}
-
-/// All checkpoints of the fixtures, by model.
-fn models() -> BTreeMap<String, Vec<String>> {
-    let index = fs::read_to_string(fixtures().join("index.json")).unwrap();
-    let index: serde_json::Value = serde_json::from_str(&index).unwrap();
-    let mut models: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for entry in index.as_array().unwrap() {
-        let path = entry["path"].as_str().unwrap();
-        let (model, _) = path.split_once('/').unwrap();
-        models.entry(model.to_owned()).or_default().push(path.to_owned());
-    }
-    models
-}
 
 /// Every checkpoint with another one of its model, each in turn.
 fn pairs() -> Vec<(String, String)> {
@@ -220,22 +201,19 @@ fn check(
 
 /// A copy of a checkpoint to be changed, beside one that is not.
 struct Sides {
-    path: PathBuf,
+    copied: Copied,
     changed: Catalog,
     other: Catalog,
     pairing: Pairing,
-    _folder: tempfile::TempDir,
 }
 
 impl Sides {
     fn new(path: &str, other: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let copy = folder.path().join("copy");
-        common::copy(&fixtures().join(path), &copy);
-        let (changed, other) = (open(&copy), open(&fixtures().join(other)));
+        let copied = Copied::of(&layout(path));
+        let (changed, other) = (open(&copied.path()), open(&layout(other)));
         let pairing = pair(&changed, &other, &Selection::default());
         assert!(pairing.a_only.is_empty() && pairing.b_only.is_empty(), "{path}");
-        Self { path: copy, changed, other, pairing, _folder: folder }
+        Self { copied, changed, other, pairing }
     }
 
     fn tensor(&self, name: &Name) -> &LogicalTensor {
@@ -247,8 +225,7 @@ impl Sides {
     }
 
     fn compared(&self) -> Vec<TensorComparison> {
-        let files = [&self.changed.files, &self.other.files];
-        compare(&self.pairing.pairs, files, false, &AtomicU64::new(0))
+        in_process::compare(&self.pairing, &self.changed, &self.other)
     }
 
     /// Changes these elements of different tensors, compares, and changes them back.
@@ -349,7 +326,7 @@ fn mark(bytes: &mut [bool], start: u64, sizes: &[u64], strides: &[u64], element:
 fn every_stored_element_belongs_to_a_tensor_or_one_of_its_copies() {
     let mut lost = BTreeSet::new();
     for path in models().into_values().flatten() {
-        let catalog = open(&fixtures().join(&path));
+        let catalog = open(&layout(&path));
         let mut known: BTreeMap<PathBuf, Vec<bool>> = BTreeMap::new();
         for entry in catalog.tensors.values() {
             let tensor = &entry.tensor;
@@ -389,20 +366,6 @@ fn every_stored_element_belongs_to_a_tensor_or_one_of_its_copies() {
     assert_eq!(lost, [unused].into());
 }
 
-/// Runs the command; its exit code, the screen, and the JSON result.
-fn run(a: &Path, b: &Path) -> (i32, String, serde_json::Value) {
-    let folder = tempfile::tempdir().unwrap();
-    let result = folder.path().join("result.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_ckptcmp"))
-        .args(["compare", "--metrics", "all", "-o"])
-        .args([&result, a, b])
-        .output()
-        .unwrap();
-    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
-    let json = serde_json::from_slice(&fs::read(result).unwrap()).unwrap();
-    (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap(), json)
-}
-
 #[test]
 fn the_command_names_tensor_index_and_values() {
     for layouts in models().into_values() {
@@ -414,10 +377,10 @@ fn the_command_names_tensor_index_and_values() {
         });
         let target = firsts.nth(path.len() % all.len()).unwrap();
         let [before, after] = sides.flip(target);
-        let (code, screen, json) = run(&sides.path, &fixtures().join(other));
-        assert_eq!(code, 1, "{path}");
-        assert!(screen.contains(target.name.as_str()), "{path}: {screen}");
-        for (name, metrics) in json.as_object().unwrap() {
+        let run = compare_with(&sides.copied.path(), &layout(other), &["--metrics", "all"]);
+        assert_eq!(run.code, 1, "{path}");
+        assert!(run.stderr.contains(target.name.as_str()), "{path}: {run:?}");
+        for (name, metrics) in run.json().as_object().unwrap() {
             if *name == target.name.as_str() {
                 assert_eq!(metrics["differing"], 1, "{path}");
                 assert_eq!(metrics["max_abs_index"], serde_json::json!(target.index), "{path}");
@@ -442,11 +405,12 @@ fn the_command_names_the_rank_of_a_replica_that_differs() {
             });
             let Some(target) = further.nth(path.len() % 5) else { continue };
             sides.flip(target);
-            let (code, screen, json) = run(&sides.path, &fixtures().join(&layouts[0]));
-            assert_eq!(code, 1, "{path}");
+            let run =
+                compare_with(&sides.copied.path(), &layout(&layouts[0]), &["--metrics", "all"]);
+            assert_eq!(run.code, 1, "{path}");
             let expected = format!("a: {}: {} differs", target.name, folder(&target.file));
-            assert!(screen.contains(&expected), "{path}: {expected} in {screen}");
-            assert!(json.as_object().unwrap().values().all(|metrics| metrics["l2"] == 0.0));
+            assert!(run.stderr.contains(&expected), "{path}: {expected} in {run:?}");
+            assert!(run.json().as_object().unwrap().values().all(|metrics| metrics["l2"] == 0.0));
             checked += 1;
             break;
         }
