@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use ckptcmp::base::dtype::Dtype;
-use ckptcmp::kernel::{BLOCK, Isa, Side, compare_block_with};
+use ckptcmp::kernel::{BLOCK, DenseBlock, Isa, compare_block_with};
 
 /// What a case compares.
 #[derive(Clone, Copy, PartialEq)]
@@ -111,8 +111,8 @@ fn compare([a, b]: [Dtype; 2], blocks: Blocks, isa: Isa) -> Case {
         name: format!("{a} {b} {what} {}", isa.name()),
         bytes: sides.iter().map(|(_, bytes)| bytes.len()).sum(),
         run: Box::new(move || {
-            let [a, b] =
-                [0, 1].map(|side| Side { dtype: sides[side].0, bytes: black_box(&sides[side].1) });
+            let [a, b] = [0, 1]
+                .map(|side| DenseBlock { dtype: sides[side].0, bytes: black_box(&sides[side].1) });
             black_box(compare_block_with(isa, a, b, 0));
         }),
         seconds: Vec::new(),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use globset::GlobSet;
 
+use crate::base::side::Side;
 use crate::catalog::{Catalog, Entry, Problem};
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
@@ -29,7 +30,7 @@ pub struct Pair {
     /// Vocabulary rows beyond those that are compared, on each side.
     pub rows_left_out: [u64; 2],
     /// The side on which it is no tensor of its own but shares another one's values.
-    pub tied_side: Option<usize>,
+    pub tied_side: Option<Side>,
 }
 
 /// What the user asks for.
@@ -96,7 +97,7 @@ pub fn pair(a: &Catalog, b: &Catalog, selection: &Selection) -> Pairing {
         let found = [find(a, name), find(b, name)];
         match found {
             [Some((first, a_is_tied)), Some((second, b_is_tied))] => {
-                let tied_side = a_is_tied.then_some(0).or(b_is_tied.then_some(1));
+                let tied_side = a_is_tied.then_some(Side::A).or(b_is_tied.then_some(Side::B));
                 let pair = Pair {
                     name: name.clone(),
                     sides: [first.tensor, second.tensor],
@@ -135,7 +136,7 @@ impl Pair {
         let rows = self.sides.each_ref().map(|side| side.shape().first().copied());
         let [Some(first), Some(second)] = rows else { return self };
         let shared = first.min(second).min(vocab_size.unwrap_or(u64::MAX));
-        for (side, rows) in [first, second].into_iter().enumerate() {
+        for (side, rows) in Side::BOTH.into_iter().zip([first, second]) {
             if let Ok(cut) = self.sides[side].slice(0, 0, shared) {
                 self.sides[side] = cut;
                 self.rows_left_out[side] = rows - shared;

@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 
+use crate::base::side::Side;
 use crate::catalog::{Catalog, Problem, Section};
 use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
 use crate::compare::metrics::{self, ONE_MINUS_COS};
@@ -17,7 +18,7 @@ use crate::dialects;
 use crate::formats;
 use crate::judge::verdict::{self, Verdict};
 use crate::pairing::{Selection, pair, settle_positions};
-use crate::report::{self, Report, SIDES, SideReport, Style, progress};
+use crate::report::{self, Report, SideReport, Style, progress};
 
 use self::result::Destination;
 
@@ -79,9 +80,9 @@ fn compared(
     selection: &Selection,
     exact_one_minus_cos: bool,
 ) -> Result<Report> {
-    let (a, b) = rayon::join(|| open(0, &args.a, args), || open(1, &args.b, args));
+    let (a, b) = rayon::join(|| open(Side::A, &args.a, args), || open(Side::B, &args.b, args));
     let (mut a, mut b) = (a?, b?);
-    let given = [0, 1].map(|side| args.input.run_args(side));
+    let given = Side::BOTH.map(|side| args.input.run_args(side));
     dialects::agree(&mut a, &mut b, given.each_ref().map(Vec::as_slice));
     settle_positions(&mut a, &mut b);
     for side in [&mut a, &mut b] {
@@ -92,7 +93,7 @@ fn compared(
     let tensors = progress::with_progress(total, !args.quiet, |done| {
         compare(&pairing.pairs, [&a.files, &b.files], exact_one_minus_cos, done)
     });
-    for (name, side) in SIDES.iter().zip([&a, &b]) {
+    for (name, side) in Side::BOTH.iter().zip([&a, &b]) {
         if let Some(path) = side.files.changed() {
             bail!(
                 "{name}: {}: changed while it was read; compare again when its writer is done",
@@ -116,11 +117,11 @@ fn compared(
 }
 
 /// Opens one side; every line of what may go wrong says which.
-fn open(side: usize, path: &Path, args: &CompareArgs) -> Result<Catalog> {
+fn open(side: Side, path: &Path, args: &CompareArgs) -> Result<Catalog> {
     let options = args.input.options(side, &[Section::Model]);
     let mut catalog = formats::open(path, &options).map_err(|error| {
         let causes = format!("{:#}", anyhow::Error::from(error));
-        let lines = causes.lines().map(|line| format!("{}: {line}", SIDES[side]));
+        let lines = causes.lines().map(|line| format!("{side}: {line}"));
         anyhow::Error::msg(lines.collect::<Vec<_>>().join("\n"))
     })?;
     let is_absent = |section: &&Section| catalog.count(**section) == 0;
@@ -143,7 +144,7 @@ fn glob_set(globs: &[Glob]) -> Result<GlobSet> {
 
 /// Says on standard error what could not be read, a line each.
 fn print_problems(report: &Report, is_selective: bool) {
-    for (name, side) in SIDES.iter().zip(&report.sides) {
+    for (name, side) in Side::BOTH.iter().zip(&report.sides) {
         print_list(&side.problems, |problem| format!("{name}: {problem}"));
     }
     let unreadable = report.tensors.iter().filter_map(|tensor| match &tensor.outcome {
@@ -151,8 +152,7 @@ fn print_problems(report: &Report, is_selective: bool) {
         Outcome::Compared(_) | Outcome::ShapeDiffers => None,
     });
     print_list(&unreadable.collect::<Vec<_>>(), |(tensor, error)| {
-        let (side, file) = (SIDES[error.side], error.file.display());
-        format!("{side}: {file}: {tensor}: {}", error.message)
+        format!("{}: {}: {tensor}: {}", error.side, error.file.display(), error.message)
     });
     if report.tensors.is_empty() {
         let only = report.sides.each_ref().map(|side| side.only_here.len());
@@ -177,7 +177,7 @@ fn print_list<T>(problems: &[T], text: impl Fn(&T) -> String) {
 }
 
 fn run_inspect(args: &InspectArgs, style: Style) -> Result<u8> {
-    let catalog = formats::open(&args.path, &args.input.options(0, &Section::ALL))?;
+    let catalog = formats::open(&args.path, &args.input.options(Side::A, &Section::ALL))?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = match args.json {
         true => report::catalog::write_json(&catalog, &mut out),

@@ -26,7 +26,7 @@ const MODULES: &[(&str, &str)] = &[
     ("judge", "kernel compare"),
     ("report", "base tensor names layout catalog pairing kernel compare judge"),
     ("cli", "base tensor layout catalog formats compare report"),
-    ("run", "catalog formats dialects pairing compare judge report cli"),
+    ("run", "base catalog formats dialects pairing compare judge report cli"),
 ];
 
 /// Rooms whose modules stand in the table one by one, as they may not name each other freely.

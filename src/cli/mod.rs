@@ -11,6 +11,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, ColorChoice, Parser, Subcommand};
 
 use crate::base::plain::PlainValue;
+use crate::base::side::Side;
 use crate::catalog::Section;
 use crate::formats::{FORMATS, OpenOptions};
 use crate::layout::parse_run_arg;
@@ -110,17 +111,17 @@ impl InputArgs {
         if self.sections.is_empty() { otherwise.to_vec() } else { self.sections.clone() }
     }
 
-    /// The arguments supplied for side 0 (`a`) or 1 (`b`).
+    /// The arguments supplied for a side.
     #[must_use]
-    pub fn run_args(&self, side: usize) -> Vec<(String, PlainValue)> {
+    pub fn run_args(&self, side: Side) -> Vec<(String, PlainValue)> {
         let run_args =
             self.run_args.iter().filter(|fact| fact.side.is_none_or(|only| only == side));
         run_args.map(|fact| (fact.name.clone(), fact.value.clone())).collect()
     }
 
-    /// The options for side 0 (`a`) or 1 (`b`), with these sections unless others were asked for.
+    /// The options for a side, with these sections unless others were asked for.
     #[must_use]
-    pub fn options(&self, side: usize, sections: &[Section]) -> OpenOptions {
+    pub fn options(&self, side: Side, sections: &[Section]) -> OpenOptions {
         OpenOptions {
             sections: self.sections(sections),
             format: self.format.clone(),
@@ -152,7 +153,7 @@ fn format_names() -> PossibleValuesParser {
 /// A fact for one side or for both.
 #[derive(Debug, Clone)]
 struct SidedFact {
-    side: Option<usize>,
+    side: Option<Side>,
     name: String,
     value: PlainValue,
 }
@@ -162,8 +163,8 @@ impl FromStr for SidedFact {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (side, text) = match (text.strip_prefix("a:"), text.strip_prefix("b:")) {
-            (Some(rest), _) => (Some(0), rest),
-            (_, Some(rest)) => (Some(1), rest),
+            (Some(rest), _) => (Some(Side::A), rest),
+            (_, Some(rest)) => (Some(Side::B), rest),
             (None, None) => (None, text),
         };
         let (name, value) = parse_run_arg(text)?;

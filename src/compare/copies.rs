@@ -10,7 +10,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::base::extent::{Extent, boxes_of_range, row_major};
-use crate::kernel::{BLOCK, Side, Stats, compare_block, rounded, widened};
+use crate::kernel::{BLOCK, DenseBlock, Stats, compare_block, rounded, widened};
 use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Merge, Piece};
 
@@ -140,8 +140,8 @@ impl Copies<'_> {
         Ok(stats)
     }
 
-    fn side<'b>(&self, bytes: &'b [u8]) -> Side<'b> {
-        Side { dtype: self.tensor.dtype(), bytes }
+    fn side<'b>(&self, bytes: &'b [u8]) -> DenseBlock<'b> {
+        DenseBlock { dtype: self.tensor.dtype(), bytes }
     }
 
     fn read_first(&self, start: u64, count: usize, work: &mut Work) -> Result<(), Failure> {
@@ -183,15 +183,15 @@ impl Copies<'_> {
 }
 
 /// Decodes two blocks of one dtype and calls `each` for every number of them.
-fn each_pair(first: Side<'_>, second: Side<'_>, mut each: impl FnMut(usize, f64, f64)) {
+fn each_pair(first: DenseBlock<'_>, second: DenseBlock<'_>, mut each: impl FnMut(usize, f64, f64)) {
     let (_, numbers) = widened(first.dtype);
     let step = STEP / numbers * Element::of(first.dtype).size;
     let mut values = [[0.0; STEP]; 2];
     let mut index = 0;
     for (bytes, other) in first.bytes.chunks(step).zip(second.bytes.chunks(step)) {
         let count = bytes.len() / Element::of(first.dtype).size * numbers;
-        Side { bytes, ..first }.widen(&mut values[0][..count]);
-        Side { bytes: other, ..second }.widen(&mut values[1][..count]);
+        DenseBlock { bytes, ..first }.widen(&mut values[0][..count]);
+        DenseBlock { bytes: other, ..second }.widen(&mut values[1][..count]);
         for (value, other) in values[0][..count].iter().zip(&values[1][..count]) {
             each(index, *value, *other);
             index += 1;

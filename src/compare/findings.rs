@@ -1,6 +1,7 @@
 //! From what a pair came to when it was read to what is told of it.
 
 use crate::base::extent::Extent;
+use crate::base::side::Side;
 use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Piece};
 
@@ -79,7 +80,7 @@ impl Job<'_> {
     pub(super) fn example(&self, at: u64, files: [&FileSet; 2]) -> Option<Example> {
         let shape = self.pair.sides[0].shape();
         let index = unflattened(at, shape);
-        let read = |side: usize| {
+        let read = |side: Side| {
             let tensor = &self.pair.sides[side];
             let copies = Copies { tensor, files: files[side] };
             let (mut bytes, mut work) = (Vec::new(), Work::default());
@@ -89,7 +90,7 @@ impl Job<'_> {
                 false => self.side(side, work.first()).element_text(),
             })
         };
-        Some(Example { index, values: [read(0)?, read(1)?] })
+        Some(Example { index, values: [read(Side::A)?, read(Side::B)?] })
     }
 }
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 
 use crate::base::dtype::Dtype;
-use crate::kernel::{BLOCK, ExactSums, Side, Stats, compare_block, widened};
+use crate::base::side::Side;
+use crate::kernel::{BLOCK, DenseBlock, ExactSums, Stats, compare_block, widened};
 use crate::pairing::Pair;
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge, Piece};
@@ -63,7 +64,7 @@ pub(super) struct Unit {
 pub(super) struct UnitResult {
     pub blocks: Vec<Stats>,
     /// Copies that differ from the first one: side and number of the replica.
-    pub replicas: BTreeSet<(usize, usize)>,
+    pub replicas: BTreeSet<(Side, usize)>,
     pub error: Option<ReadError>,
 }
 
@@ -89,7 +90,7 @@ thread_local! {
 impl<'a> Job<'a> {
     /// Both sides of a pair.
     pub(super) fn new(pair: &'a Pair, files: [&FileSet; 2], unit_bytes: u64) -> Self {
-        let merges = [0, 1].map(|side| settled(&pair.sides[side], files[side]));
+        let merges = Side::BOTH.map(|side| settled(&pair.sides[side], files[side]));
         Self::with(pair, merges, unit_bytes)
     }
 
@@ -105,8 +106,8 @@ impl<'a> Job<'a> {
         let element = sizes[0].max(sizes[1]);
         let part_blocks = (PART_BYTES / (BLOCK as u64 * element)).max(1);
         let copies =
-            |side: usize| if has_bands[side] { 1 + pair.sides[side].replicas().len() } else { 0 };
-        let bands = (copies(0) + copies(1)) as u64;
+            |side: Side| if has_bands[side] { 1 + pair.sides[side].replicas().len() } else { 0 };
+        let bands = (copies(Side::A) + copies(Side::B)) as u64;
         let band_blocks = |bands: u64| {
             let most = BAND_BYTES / bands / element;
             row.saturating_mul(LINE / element).min(most) / BLOCK as u64
@@ -153,23 +154,23 @@ impl<'a> Job<'a> {
         unit: Unit,
         files: [&FileSet; 2],
         result: &mut UnitResult,
-        mut each: impl FnMut(Side<'_>, Side<'_>, u64),
+        mut each: impl FnMut(DenseBlock<'_>, DenseBlock<'_>, u64),
     ) -> Result<(), ReadError> {
         BUFFERS.with_borrow_mut(|buffers| {
             let range = self.range(unit);
             if self.has_bands.contains(&true) {
-                for (side, bands) in buffers.bands.iter_mut().enumerate().take(self.sides()) {
-                    self.fill_bands(side, &range, files, bands)?;
+                for side in self.sides() {
+                    self.fill_bands(*side, &range, files, &mut buffers.bands[*side])?;
                 }
             }
             let step = self.part_blocks * BLOCK as u64;
-            let maps = [0, 1].map(|side| self.maps(side, &range, files));
+            let maps = Side::BOTH.map(|side| self.maps(side, &range, files));
             let mut start = range.start;
             while start < range.end {
                 let part = start..(start + step).min(range.end);
-                let mapped = [0, 1].map(|side| self.mapped(side, &part, &maps[side]));
+                let mapped = Side::BOTH.map(|side| self.mapped(side, &part, &maps[side]));
                 let mut windows = [0..0, 0..0];
-                for side in 0..self.sides() {
+                for &side in self.sides() {
                     buffers.is_merged[side].clear();
                     if mapped[side].is_none() {
                         let source = Source { files: files[side], maps: &maps[side] };
@@ -179,7 +180,7 @@ impl<'a> Job<'a> {
                 self.each_block_of_part(start, mapped, windows, files, buffers, &mut each)?;
                 start = part.end;
             }
-            for (side, maps) in maps.iter().enumerate() {
+            for (side, maps) in Side::BOTH.into_iter().zip(&maps) {
                 maps.check(files[side])
                     .map_err(|failure| read_error(side, files[side], &failure))?;
             }
@@ -188,8 +189,8 @@ impl<'a> Job<'a> {
     }
 
     /// What of a unit can be looked at instead of being read.
-    fn maps(&self, side: usize, unit: &Range<u64>, files: [&FileSet; 2]) -> Maps {
-        if self.has_bands[side] || side >= self.sides() {
+    fn maps(&self, side: Side, unit: &Range<u64>, files: [&FileSet; 2]) -> Maps {
+        if self.has_bands[side] || !self.sides().contains(&side) {
             return Maps::default();
         }
         let tensor = &self.pair.sides[side];
@@ -197,7 +198,7 @@ impl<'a> Job<'a> {
     }
 
     /// The elements of a part where they lie in a file as they are compared.
-    fn mapped<'m>(&self, side: usize, part: &Range<u64>, maps: &'m Maps) -> Option<&'m [u8]> {
+    fn mapped<'m>(&self, side: Side, part: &Range<u64>, maps: &'m Maps) -> Option<&'m [u8]> {
         let tensor = &self.pair.sides[side];
         if !tensor.replicas().is_empty() {
             return None;
@@ -213,7 +214,7 @@ impl<'a> Job<'a> {
         [window_a, window_b]: [Range<usize>; 2],
         files: [&FileSet; 2],
         buffers: &mut Buffers,
-        each: &mut impl FnMut(Side<'_>, Side<'_>, u64),
+        each: &mut impl FnMut(DenseBlock<'_>, DenseBlock<'_>, u64),
     ) -> Result<(), ReadError> {
         let Buffers { sides, is_merged, merged, work, .. } = buffers;
         let a = mapped_a.unwrap_or(&sides[0][window_a]);
@@ -221,12 +222,12 @@ impl<'a> Job<'a> {
         let blocks =
             block_bytes(a, self.elements[0].size).zip(block_bytes(b, self.elements[1].size));
         // In a survey the second side's is still that of an earlier unit.
-        let is_merged = |side: usize, block: usize| {
+        let is_merged = |side: Side, block: usize| {
             !self.is_survey && is_merged[side].get(block).is_some_and(|is_merged| *is_merged)
         };
         for (block, (bytes, first)) in blocks.zip((start..).step_by(BLOCK)).enumerate() {
             let bytes: [&[u8]; 2] = bytes.into();
-            for side in 0..2 {
+            for side in Side::BOTH {
                 if is_merged(side, block) {
                     let elements = bytes[side].len() / self.elements[side].size;
                     Copies { tensor: &self.pair.sides[side], files: files[side] }
@@ -234,7 +235,7 @@ impl<'a> Job<'a> {
                         .map_err(|failure| read_error(side, files[side], &failure))?;
                 }
             }
-            let [a, b] = [0, 1].map(|side| match is_merged(side, block) {
+            let [a, b] = Side::BOTH.map(|side| match is_merged(side, block) {
                 true => self.merged_side(side, &merged[side]),
                 false => self.side(side, bytes[side]),
             });
@@ -249,8 +250,8 @@ impl<'a> Job<'a> {
     }
 
     /// Sides that are read.
-    fn sides(&self) -> usize {
-        if self.is_survey { 1 } else { 2 }
+    fn sides(&self) -> &'static [Side] {
+        if self.is_survey { &[Side::A] } else { &Side::BOTH }
     }
 
     /// Elements of the block that begins with this one.
@@ -258,13 +259,13 @@ impl<'a> Job<'a> {
         (self.pair.sides[0].numel() - first).min(BLOCK as u64)
     }
 
-    pub(super) fn side<'b>(&self, side: usize, bytes: &'b [u8]) -> Side<'b> {
-        Side { dtype: self.pair.sides[side].dtype(), bytes }
+    pub(super) fn side<'b>(&self, side: Side, bytes: &'b [u8]) -> DenseBlock<'b> {
+        DenseBlock { dtype: self.pair.sides[side].dtype(), bytes }
     }
 
     /// A block that was made of all copies.
-    pub(super) fn merged_side<'b>(&self, side: usize, bytes: &'b [u8]) -> Side<'b> {
-        Side { dtype: widened(self.pair.sides[side].dtype()).0, bytes }
+    pub(super) fn merged_side<'b>(&self, side: Side, bytes: &'b [u8]) -> DenseBlock<'b> {
+        DenseBlock { dtype: widened(self.pair.sides[side].dtype()).0, bytes }
     }
 
     /// Reads the pair once more for its exact sums, which do not depend on the order of units.
@@ -305,7 +306,7 @@ impl<'a> Job<'a> {
 
     fn fill_bands(
         &self,
-        side: usize,
+        side: Side,
         range: &Range<u64>,
         files: [&FileSet; 2],
         bands: &mut Vec<Band>,
@@ -325,7 +326,7 @@ impl<'a> Job<'a> {
     /// Fills one side's buffer, holds every further copy against it, and says where in it the elements are.
     fn read_side(
         &self,
-        side: usize,
+        side: Side,
         range: &Range<u64>,
         source: &Source<'_>,
         buffers: &mut Buffers,
@@ -386,7 +387,7 @@ fn settled(tensor: &LogicalTensor, files: &FileSet) -> Merge {
     }
 }
 
-pub(super) fn read_error(side: usize, files: &FileSet, (file, error): &Failure) -> ReadError {
+pub(super) fn read_error(side: Side, files: &FileSet, (file, error): &Failure) -> ReadError {
     ReadError { side, file: files.path(*file).to_path_buf(), message: error.to_string() }
 }
 

@@ -25,6 +25,7 @@ use std::sync::atomic::AtomicU64;
 use rayon::prelude::*;
 
 use crate::base::dtype::Dtype;
+use crate::base::side::Side;
 use crate::kernel::Stats;
 use crate::names::Name;
 use crate::pairing::Pair;
@@ -59,7 +60,7 @@ pub struct TensorComparison {
     /// Vocabulary rows beyond those compared, on each side.
     pub rows_left_out: [u64; 2],
     /// The side on which it shares another tensor's values.
-    pub tied_side: Option<usize>,
+    pub tied_side: Option<Side>,
 }
 
 /// What came of comparing one pair.
@@ -76,8 +77,8 @@ pub enum Outcome {
 /// A file that cannot be read.
 #[derive(Debug)]
 pub struct ReadError {
-    /// 0 for `a`, 1 for `b`.
-    pub side: usize,
+    /// The side that it is on.
+    pub side: Side,
     /// The file.
     pub file: PathBuf,
     /// What the system said.
@@ -96,8 +97,8 @@ pub struct Example {
 /// A copy that differs from the first one.
 #[derive(Debug)]
 pub struct ReplicaDifference {
-    /// 0 for `a`, 1 for `b`.
-    pub side: usize,
+    /// The side that it is on.
+    pub side: Side,
     /// Folder or file of the first copy.
     pub first: String,
     /// Folder or file of this copy.
@@ -192,7 +193,7 @@ impl Pair {
 #[derive(Default)]
 struct Folded {
     stats: Stats,
-    replicas: BTreeSet<(usize, usize)>,
+    replicas: BTreeSet<(Side, usize)>,
     /// From exact sums, where those of `stats` do not tell it.
     one_minus_cos: Option<f64>,
     error: Option<ReadError>,

@@ -12,6 +12,7 @@ use super::gather::{Band, Element, Source, gather};
 use super::maps::Maps;
 use super::{Outcome, TensorComparison, compare};
 use crate::base::dtype::Dtype;
+use crate::base::side::Side;
 use crate::kernel::BLOCK;
 use crate::names::Name;
 use crate::pairing::Pair;
@@ -341,7 +342,7 @@ fn a_file_that_shrinks_before_it_is_read_is_an_outcome() {
     disk.file.as_file().set_len(4095).unwrap();
     let found = compare(&[pair], [&disk.files, &disk.files], false, &AtomicU64::new(0));
     let Outcome::Unreadable(error) = &found[0].outcome else { unreachable!("{:?}", found[0]) };
-    assert_eq!((error.side, error.file.as_path()), (0, disk.file.path()));
+    assert_eq!((error.side, error.file.as_path()), (Side::A, disk.file.path()));
     assert!(disk.files.changed().is_some());
 }
 

@@ -11,7 +11,7 @@
     reason = "digits are masked to 32 bits before they are cut, exponents to 11"
 )]
 
-use super::Side;
+use super::DenseBlock;
 use super::decode::{decode_chunk, reals_per_element};
 use super::lanes::CHUNK;
 
@@ -35,7 +35,7 @@ impl ExactSums {
     /// Adds the elements of a block; both sides hold the same number of them, all finite.
     ///
     /// 64-bit integers are rounded to `f64` first.
-    pub fn add_block(&mut self, a: Side<'_>, b: Side<'_>) {
+    pub fn add_block(&mut self, a: DenseBlock<'_>, b: DenseBlock<'_>) {
         let reals = [a, b].map(|side| reals_per_element(side.dtype));
         let width = reals[0].max(reals[1]);
         let elements = CHUNK / width;
@@ -258,7 +258,7 @@ mod tests {
     fn angle(a: &[f64], b: &[f64]) -> f64 {
         let bytes = |side: &[f64]| side.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>();
         let (a, b) = (bytes(a), bytes(b));
-        let side = |bytes| Side { dtype: Dtype::Float64, bytes };
+        let side = |bytes| DenseBlock { dtype: Dtype::Float64, bytes };
         let (mut sums, mut rest) = (ExactSums::default(), ExactSums::default());
         let half = a.len() / 16 * 8;
         rest.add_block(side(&a[half..]), side(&b[half..]));

@@ -13,11 +13,11 @@ use super::lanes::{CHUNK, Chunk, Totals, largest_magnitude};
 use super::simd::Isa;
 use super::stats::Stats;
 use super::sum::{power_of_two, times_power_of_two};
-use super::{Side, size};
+use super::{DenseBlock, size};
 use crate::base::dtype::Dtype;
 
 /// Compares two blocks.
-pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Stats {
+pub(super) fn compare(isa: Isa, a: DenseBlock<'_>, b: DenseBlock<'_>, first: u64) -> Stats {
     let mut pair = Pair::new(a, b);
     let mut stats = Stats { count: a.count(), ..Stats::default() };
     let scales = survey(&mut pair, first, &mut stats);
@@ -134,7 +134,7 @@ fn accumulate(isa: Isa, pair: &mut Pair<'_>, first: u64, scales: Scales, stats: 
 /// Two blocks of the same number of elements, read chunk by chunk as real numbers, or as pairs of
 /// them if either side is complex.
 struct Pair<'a> {
-    sides: [Side<'a>; 2],
+    sides: [DenseBlock<'a>; 2],
     /// Elements of a side.
     count: usize,
     reals_per_element: usize,
@@ -151,7 +151,7 @@ struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    fn new(a: Side<'a>, b: Side<'a>) -> Self {
+    fn new(a: DenseBlock<'a>, b: DenseBlock<'a>) -> Self {
         Self {
             sides: [a, b],
             count: [a, b]
@@ -196,7 +196,7 @@ impl<'a> Pair<'a> {
         self.start = start;
         let values = self.values.as_flattened();
         self.is_finite = values.iter().fold(true, |all, value| all & value.is_finite());
-        let is_wide = |side: &Side<'_>| matches!(side.dtype, Dtype::Int64 | Dtype::UInt64);
+        let is_wide = |side: &DenseBlock<'_>| matches!(side.dtype, Dtype::Int64 | Dtype::UInt64);
         if self.sides.iter().any(is_wide) {
             self.combine_exactly(elements * self.reals_per_element);
         } else {

@@ -39,14 +39,14 @@ pub const LANES: usize = 16;
 
 /// One side's elements of a block.
 #[derive(Debug, Clone, Copy)]
-pub struct Side<'a> {
+pub struct DenseBlock<'a> {
     /// Their type.
     pub dtype: Dtype,
     /// Their bytes, dense and little-endian.
     pub bytes: &'a [u8],
 }
 
-impl<'a> Side<'a> {
+impl<'a> DenseBlock<'a> {
     /// The first element as text that reads back to the same value. There must be one.
     #[must_use]
     pub fn element_text(self) -> String {
@@ -115,20 +115,20 @@ fn size(dtype: Dtype) -> usize {
 ///
 /// ```
 /// use ckptcmp::base::dtype::Dtype;
-/// use ckptcmp::kernel::{Side, compare_block};
-/// let a = Side { dtype: Dtype::UInt8, bytes: &[3, 0, 9] };
-/// let b = Side { dtype: Dtype::Int16, bytes: &[3, 0, 4, 0, 9, 0] };
+/// use ckptcmp::kernel::{DenseBlock, compare_block};
+/// let a = DenseBlock { dtype: Dtype::UInt8, bytes: &[3, 0, 9] };
+/// let b = DenseBlock { dtype: Dtype::Int16, bytes: &[3, 0, 4, 0, 9, 0] };
 /// let stats = compare_block(a, b, 0);
 /// assert_eq!((stats.l2(), stats.max_abs_index()), (Some(4.0), Some(1)));
 /// ```
 #[must_use]
-pub fn compare_block(a: Side<'_>, b: Side<'_>, first: u64) -> Stats {
+pub fn compare_block(a: DenseBlock<'_>, b: DenseBlock<'_>, first: u64) -> Stats {
     compare_block_with(Isa::best(), a, b, first)
 }
 
 /// [`compare_block`] by the instructions named, for tests and benchmarks: the result is the same.
 #[must_use]
-pub fn compare_block_with(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Stats {
+pub fn compare_block_with(isa: Isa, a: DenseBlock<'_>, b: DenseBlock<'_>, first: u64) -> Stats {
     debug_assert_eq!(a.count(), b.count(), "elements on both sides");
     debug_assert!(a.is_whole() && b.is_whole(), "whole elements");
     debug_assert!(a.count() <= BLOCK as u64);

@@ -8,7 +8,7 @@ use super::general::is_in_range;
 use super::lanes::{CHUNK, Chunk, Lanes, Totals};
 use super::simd::{FLOAT64, Found, Isa, ROW, form};
 use super::stats::{Stats, Sums};
-use super::{Side, size};
+use super::{DenseBlock, size};
 use crate::base::dtype::Dtype;
 
 /// Whether elements are real.
@@ -18,7 +18,7 @@ pub(super) fn is_plain(dtype: Dtype) -> bool {
 
 /// Compares two blocks of [plain](is_plain) dtypes; `None` if a value is not finite or not exact
 /// in `f64`, or a sum is out of range.
-pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Option<Stats> {
+pub(super) fn compare(isa: Isa, a: DenseBlock<'_>, b: DenseBlock<'_>, first: u64) -> Option<Stats> {
     if !a.fits() || !b.fits() {
         return None;
     }
@@ -57,7 +57,12 @@ pub(super) fn compare(isa: Isa, a: Side<'_>, b: Side<'_>, first: u64) -> Option<
 
 /// The index of the first difference that is as asked for, in a chunk or in the next: loops may
 /// take both at once.
-fn position(a: Side<'_>, b: Side<'_>, chunk: usize, is_it: impl Fn(f64) -> bool) -> Option<usize> {
+fn position(
+    a: DenseBlock<'_>,
+    b: DenseBlock<'_>,
+    chunk: usize,
+    is_it: impl Fn(f64) -> bool,
+) -> Option<usize> {
     const STEP: usize = 16;
     let mut values = [[0.0; CHUNK]; 2];
     (chunk..chunk + 2).find_map(|chunk| {
@@ -75,8 +80,8 @@ fn position(a: Side<'_>, b: Side<'_>, chunk: usize, is_it: impl Fn(f64) -> bool)
 
 /// Calls for all whole chunks, and for what is left, filled up with zeros to whole rows.
 fn in_rows<'a>(
-    a: Side<'a>,
-    b: Side<'a>,
+    a: DenseBlock<'a>,
+    b: DenseBlock<'a>,
     mut loops: impl FnMut(&[u8], &[u8]) -> Option<Found>,
 ) -> Option<Found> {
     let ((a_whole, a_rest), (b_whole, b_rest)) = (a.split_whole(), b.split_whole());
@@ -92,7 +97,7 @@ fn in_rows<'a>(
 }
 
 /// Compares by decoding a chunk of both sides at a time.
-fn compare_decoded(isa: Isa, a: Side<'_>, b: Side<'_>, totals: &mut Totals) -> Found {
+fn compare_decoded(isa: Isa, a: DenseBlock<'_>, b: DenseBlock<'_>, totals: &mut Totals) -> Found {
     let mut values = [[0.0; CHUNK]; 2];
     let mut found = Found::default();
     for (chunk, _) in a.chunks(CHUNK).enumerate() {
@@ -115,14 +120,14 @@ pub(super) enum Equality {
 const PART: usize = 64 << 10;
 
 /// Looks for equal bytes, and squares one side as long as they are.
-pub(super) fn compare_equal(isa: Isa, a: Side<'_>, b: Side<'_>) -> Equality {
+pub(super) fn compare_equal(isa: Isa, a: DenseBlock<'_>, b: DenseBlock<'_>) -> Equality {
     let mut squares = Squares::of(a.dtype);
     let mut is_plain = true;
     for (part, other) in a.bytes.chunks(PART).zip(b.bytes.chunks(PART)) {
         if part != other {
             return Equality::Different;
         }
-        is_plain = is_plain && squares.add(isa, Side { bytes: part, ..a });
+        is_plain = is_plain && squares.add(isa, DenseBlock { bytes: part, ..a });
     }
     let sums = if is_plain { squares.sums() } else { None };
     Equality::Equal(sums.map(|sums| Stats { count: a.count(), sums, ..Stats::default() }))
@@ -145,7 +150,7 @@ impl Squares {
 
     /// Adds a part that begins with a chunk. Returns whether its elements are finite, as far as that shows already, and in
     /// range.
-    fn add(&mut self, isa: Isa, part: Side<'_>) -> bool {
+    fn add(&mut self, isa: Isa, part: DenseBlock<'_>) -> bool {
         if form(part.dtype).is_none() {
             return self.add_decoded(isa, part);
         }
@@ -170,7 +175,7 @@ impl Squares {
         }
     }
 
-    fn add_decoded(&mut self, isa: Isa, part: Side<'_>) -> bool {
+    fn add_decoded(&mut self, isa: Isa, part: DenseBlock<'_>) -> bool {
         let Self::InOrder(lanes) = self else { return false };
         let mut x = [0.0; CHUNK];
         for (chunk, _) in part.chunks(CHUNK).enumerate() {
@@ -198,7 +203,7 @@ fn padded<'a>(bytes: &[u8], width: usize, room: &'a mut [u8; CHUNK * 8]) -> &'a 
     &room[..bytes.len().next_multiple_of(ROW * width)]
 }
 
-impl<'a> Side<'a> {
+impl<'a> DenseBlock<'a> {
     /// Whether all elements, and differences and sums of two, are exact in `f64`.
     fn fits(self) -> bool {
         let words = self.bytes.as_chunks().0.iter();

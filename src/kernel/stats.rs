@@ -9,11 +9,11 @@ use super::sum::{Scaled, Sum};
 ///
 /// ```
 /// use ckptcmp::base::dtype::Dtype;
-/// use ckptcmp::kernel::{Side, Stats, compare_block};
+/// use ckptcmp::kernel::{DenseBlock, Stats, compare_block};
 ///
 /// let a: Vec<u8> = [3.0f32, 4.0, 1.0].iter().flat_map(|x| x.to_le_bytes()).collect();
 /// let b: Vec<u8> = [3.0f32, 4.0, 3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-/// let side = |bytes| Side { dtype: Dtype::Float32, bytes };
+/// let side = |bytes| DenseBlock { dtype: Dtype::Float32, bytes };
 ///
 /// let mut stats = Stats::default();
 /// stats.merge(&compare_block(side(&a[..8]), side(&b[..8]), 0));

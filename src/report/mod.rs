@@ -39,9 +39,6 @@ pub struct SideReport {
     pub only_here: Vec<Name>,
 }
 
-/// How the sides are called.
-pub const SIDES: [&str; 2] = ["a", "b"];
-
 /// The path of a checkpoint, and below it what it is.
 fn origin_text(origin: &Origin) -> String {
     let mut parts = vec![origin.format.to_owned()];

@@ -5,6 +5,7 @@
 use std::cmp::Ordering;
 use std::io::{self, Write};
 
+use crate::base::side::Side;
 use crate::compare::{Outcome, TensorComparison};
 use crate::judge::verdict::{self, Verdict};
 use crate::kernel::Stats;
@@ -13,7 +14,7 @@ use crate::tensor::Merge;
 
 use super::catalog::WIDEST;
 use super::units::{bytes, counted, grouped, scientific, shape};
-use super::{Report, SIDES, Style, origin_text};
+use super::{Report, Style, origin_text};
 
 /// Rows of a list before it is cut short.
 const ROWS: usize = 10;
@@ -23,15 +24,15 @@ const ROWS: usize = 10;
 /// # Errors
 /// The sink cannot be written to.
 pub fn write(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    for (name, side) in SIDES.iter().zip(&report.sides) {
-        writeln!(out, "{}  {}", style.heading(name), origin_text(&side.origin))?;
+    for (name, side) in Side::BOTH.iter().zip(&report.sides) {
+        writeln!(out, "{}  {}", style.heading(&name.to_string()), origin_text(&side.origin))?;
         for note in &side.notes {
             writeln!(out, "   {}", style.faint(&printable(note)))?;
         }
     }
     writeln!(out, "\n{}", totals(report))?;
     write_worst(report, style, out)?;
-    for (name, side) in SIDES.iter().zip(&report.sides) {
+    for (name, side) in Side::BOTH.iter().zip(&report.sides) {
         write_names(&format!("only in {name}"), &side.only_here, style, out)?;
     }
     write_replicas(report, style, out)?;
@@ -153,7 +154,7 @@ fn write_replicas(report: &Report, style: Style, out: &mut dyn Write) -> io::Res
     let title = format!("replicas that disagree: {}", diverged.len());
     writeln!(out, "\n{}", style.heading(&title))?;
     for (tensor, replica) in diverged.iter().take(ROWS) {
-        let side = SIDES[replica.side];
+        let side = replica.side;
         let stats = &replica.stats;
         let largest = scientific(stats.max_abs());
         let (first, copy) = (printable(&replica.first), printable(&replica.copy));
@@ -213,12 +214,12 @@ fn write_remarks(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         }
         if let Some(side) = tensor.tied_side {
             remarks.push(format!(
-                "{}: tied to the word embeddings in {}, a tensor of its own on the other side",
-                tensor.name, SIDES[side]
+                "{}: tied to the word embeddings in {side}, a tensor of its own on the other side",
+                tensor.name
             ));
         }
     }
-    for (side, name) in SIDES.iter().enumerate() {
+    for side in Side::BOTH {
         let is_summed = |tensor: &&TensorComparison| {
             tensor.replicas.iter().any(|copy| copy.side == side && !copy.is_divergence())
         };
@@ -226,7 +227,7 @@ fn write_remarks(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         if let Some(first) = summed.next() {
             let count = counted(1 + summed.count(), "tensor");
             remarks.push(format!(
-                "{name}: {count} summed over the ranks, each of which holds a part of it; the first is {}",
+                "{side}: {count} summed over the ranks, each of which holds a part of it; the first is {}",
                 first.name
             ));
         }

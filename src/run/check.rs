@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result, bail};
 
+use crate::base::side::Side;
 use crate::catalog::{Catalog, Section};
 use crate::cli::CheckArgs;
 use crate::compare::{bytes_to_survey, survey};
@@ -39,7 +40,7 @@ pub(super) fn run(args: &CheckArgs, style: Style) -> Result<u8> {
 }
 
 fn checked(args: &CheckArgs) -> Result<CheckReport> {
-    let catalog = formats::open(&args.path, &args.input.options(0, &Section::ALL))?;
+    let catalog = formats::open(&args.path, &args.input.options(Side::A, &Section::ALL))?;
     let leftovers = formats::leftovers(&catalog);
     let Catalog { origin, files, tensors, tied, problems, notes, .. } = catalog;
     let pair = |(name, entry): (_, crate::catalog::Entry)| Pair {

@@ -5,8 +5,8 @@ use ndarray::Array1;
 use super::super::sum::Sum;
 use super::*;
 
-fn side(dtype: Dtype, bytes: &[u8]) -> Side<'_> {
-    Side { dtype, bytes }
+fn side(dtype: Dtype, bytes: &[u8]) -> DenseBlock<'_> {
+    DenseBlock { dtype, bytes }
 }
 
 fn float32(values: &[f32]) -> Vec<u8> {

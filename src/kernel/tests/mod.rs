@@ -17,7 +17,9 @@ use self::oracle::{Oracle, float8, number};
 use super::decode::decode_chunk;
 use super::lanes::CHUNK;
 use super::simd::Isa;
-use super::{BLOCK, Side, Stats, compare_block, compare_block_with, general, plain, rounded, size};
+use super::{
+    BLOCK, DenseBlock, Stats, compare_block, compare_block_with, general, plain, rounded, size,
+};
 use crate::base::dtype::Dtype;
 
 const ALL: [Dtype; 20] = [
@@ -86,7 +88,7 @@ fn elements(dtype: Dtype, count: usize, seed: u64, is_finite: bool) -> Vec<u8> {
 }
 
 /// Compares a pair with the oracle in everything that it knows.
-fn check(a: Side<'_>, b: Side<'_>) {
+fn check(a: DenseBlock<'_>, b: DenseBlock<'_>) {
     let oracle = Oracle::new(a, b);
     let stats = compare_block(a, b, 1000);
     let case = format!("{} {} of {}: {stats:?}", a.dtype, b.dtype, stats.count);
@@ -151,7 +153,10 @@ fn every_pair_of_dtypes_agrees_with_exact_arithmetic() {
             {
                 let a_bytes = elements(a, count, seed, is_finite);
                 let b_bytes = elements(b, count, seed + 10, is_finite);
-                check(Side { dtype: a, bytes: &a_bytes }, Side { dtype: b, bytes: &b_bytes });
+                check(
+                    DenseBlock { dtype: a, bytes: &a_bytes },
+                    DenseBlock { dtype: b, bytes: &b_bytes },
+                );
             }
         }
     }
@@ -170,8 +175,8 @@ proptest! {
         let dtypes = dtypes.map(|index| ALL[index]);
         let a_bytes = elements(dtypes[0], count, seed, is_finite);
         let b_bytes = elements(dtypes[1], count, !seed, is_finite);
-        let a = Side { dtype: dtypes[0], bytes: &a_bytes };
-        let b = Side { dtype: dtypes[1], bytes: &b_bytes };
+        let a = DenseBlock { dtype: dtypes[0], bytes: &a_bytes };
+        let b = DenseBlock { dtype: dtypes[1], bytes: &b_bytes };
         let expected = bits(&compare_block_with(Isa::SCALAR, a, b, 0));
         for isa in Isa::available() {
             prop_assert_eq!(bits(&compare_block_with(isa, a, b, 0)), expected.clone());
@@ -199,7 +204,7 @@ proptest! {
                 b[index] ^= 1 << bit;
             }
         }
-        check(Side { dtype, bytes: &a }, Side { dtype, bytes: &b });
+        check(DenseBlock { dtype, bytes: &a }, DenseBlock { dtype, bytes: &b });
     }
 }
 
@@ -209,8 +214,10 @@ fn all_paths_give_the_same_bits() {
         for b in ALL {
             for count in [0, 1, 15, 16, 17, 511, 512, 1023, 1024, 1025, 2500] {
                 let (a_bytes, b_bytes) = (elements(a, count, 5, true), elements(b, count, 6, true));
-                let (a, b) =
-                    (Side { dtype: a, bytes: &a_bytes }, Side { dtype: b, bytes: &b_bytes });
+                let (a, b) = (
+                    DenseBlock { dtype: a, bytes: &a_bytes },
+                    DenseBlock { dtype: b, bytes: &b_bytes },
+                );
                 let expected = Stats {
                     is_identical: count == 0 && a.dtype == b.dtype,
                     ..general::compare(Isa::SCALAR, a, b, 7)
@@ -265,7 +272,8 @@ fn bfloat16_sums_are_the_same_bits_on_every_isa() {
             for count in (0..67).chain([1023, 1024, 1025, 2047, 2048, 2049, 7000]) {
                 let bytes =
                     [(kind, 1), (other, 2)].map(|(kind, seed)| bfloat16_words(kind, count, seed));
-                let [a, b] = [0, 1].map(|i| Side { dtype: Dtype::BFloat16, bytes: &bytes[i] });
+                let [a, b] =
+                    [0, 1].map(|i| DenseBlock { dtype: Dtype::BFloat16, bytes: &bytes[i] });
                 let expected = bits(&compare_block_with(Isa::SCALAR, a, b, 3));
                 for isa in Isa::available() {
                     let found = bits(&compare_block_with(isa, a, b, 3));
@@ -283,7 +291,7 @@ fn a_block_of_the_largest_limbs_does_not_overflow() {
     a.chunks_mut(2 * CHUNK).for_each(|chunk| chunk[..2].copy_from_slice(&[0x7f, 0x45]));
     for b in [[0xff, 0x3f], [0xff, 0xbf], [0x7f, 0x3f]] {
         let b = b.repeat(BLOCK);
-        let [a, b] = [&a, &b].map(|bytes| Side { dtype: Dtype::BFloat16, bytes });
+        let [a, b] = [&a, &b].map(|bytes| DenseBlock { dtype: Dtype::BFloat16, bytes });
         let expected = bits(&compare_block_with(Isa::SCALAR, a, b, 0));
         for isa in Isa::available() {
             assert_eq!(bits(&compare_block_with(isa, a, b, 0)), expected, "{}", isa.name());
@@ -295,7 +303,7 @@ fn a_block_of_the_largest_limbs_does_not_overflow() {
 fn non_finite_elements_are_not_taken_by_a_quick_path() {
     for dtype in ALL {
         let bytes = elements(dtype, 3000, 8, false);
-        let side = Side { dtype, bytes: &bytes };
+        let side = DenseBlock { dtype, bytes: &bytes };
         let expected = bits(&general::compare(Isa::SCALAR, side, side, 0));
         for isa in Isa::available() {
             let stats = compare_block_with(isa, side, side, 0);

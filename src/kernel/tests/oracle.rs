@@ -1,6 +1,6 @@
 //! The statistics by exact arithmetic: fixed-point integers wide enough for any sum of products.
 
-use super::super::{Side, size};
+use super::super::{DenseBlock, size};
 use crate::base::dtype::{Dtype, DtypeKind};
 
 /// `limbs * 2^(32 * index - offset)`; limbs are signed until [`Exact::normalised`].
@@ -182,7 +182,7 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    pub(super) fn new(a: Side<'_>, b: Side<'_>) -> Self {
+    pub(super) fn new(a: DenseBlock<'_>, b: DenseBlock<'_>) -> Self {
         let mut oracle = Self {
             differing: Vec::new(),
             nan: [0; 2],

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 
+use ckptcmp::base::side::Side;
 use ckptcmp::compare::Outcome;
 use ckptcmp::containers::torch::{TorchFile, ValueId};
 use ckptcmp::pairing::{Selection, pair};
@@ -103,7 +104,7 @@ fn a_file_that_shrinks_after_it_was_opened_is_unreadable() {
     assert_eq!(found.len(), pairing.pairs.len());
     for tensor in &found {
         let Outcome::Unreadable(error) = &tensor.outcome else { panic!("{tensor:?}") };
-        assert_eq!((error.side, error.file.as_path()), (1, victim.file()));
+        assert_eq!((error.side, error.file.as_path()), (Side::B, victim.file()));
     }
     assert_eq!(b.files.changed(), Some(victim.file()));
 }
