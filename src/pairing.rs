@@ -80,7 +80,7 @@ pub fn settle_positions(a: &mut Catalog, b: &mut Catalog) {
              not have the same ones: {reason}",
             side.positions.len()
         );
-        side.problems.push(Problem::of_tensor(first.as_str(), &message));
+        side.problems.push(Problem::of_tensor(first.as_str(), message));
         side.tensors.retain(|name, _| !side.positions.contains(name));
     }
 }

@@ -1,12 +1,16 @@
 //! The one type at the centre: what a checkpoint holds, whatever its format and layout were.
 
+mod problem;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use crate::base::plain::PlainValue;
-use crate::names::{Name, Naming, printable};
+use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge};
+
+pub use self::problem::Problem;
 
 /// What a checkpoint holds: logical tensors under canonical names, and what was noticed on the way.
 ///
@@ -103,43 +107,6 @@ pub struct Tied {
     pub copy: Option<LogicalTensor>,
 }
 
-/// Something that could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Problem {
-    /// The file, where one is to blame.
-    pub file: Option<PathBuf>,
-    /// The tensor, by the name closest to the user's.
-    pub tensor: Option<String>,
-    /// What is wrong and what to do.
-    pub message: String,
-}
-
-impl Problem {
-    /// Bytes that are not those of anything.
-    #[must_use]
-    pub fn bytes_behind(file: &std::path::Path, bytes: u64) -> Self {
-        let message = format!("{bytes} bytes behind the end of what was saved");
-        Self { file: Some(file.to_path_buf()), tensor: None, message }
-    }
-
-    /// A problem with one tensor.
-    pub fn of_tensor(tensor: impl Into<String>, message: &impl ToString) -> Self {
-        Self { file: None, tensor: Some(tensor.into()), message: message.to_string() }
-    }
-}
-
-impl std::fmt::Display for Problem {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Some(file) = &self.file {
-            write!(f, "{}: ", printable(&file.to_string_lossy()))?;
-        }
-        if let Some(tensor) = &self.tensor {
-            write!(f, "{}: ", printable(tensor))?;
-        }
-        f.write_str(&printable(&self.message))
-    }
-}
-
 impl Catalog {
     /// An empty catalog over these files.
     #[must_use]
@@ -169,7 +136,7 @@ impl Catalog {
             Ok(()) => {
                 self.tensors.insert(name, entry);
             }
-            Err(error) => self.problems.push(Problem::of_tensor(name.as_str(), &error)),
+            Err(error) => self.problems.push(Problem::of_tensor(name.as_str(), error)),
         }
     }
 
@@ -193,7 +160,7 @@ impl Catalog {
         if let Some(copy) = copy.clone()
             && let Err(error) = entry.tensor.add_copy(copy)
         {
-            self.problems.push(Problem::of_tensor(name.as_str(), &error));
+            self.problems.push(Problem::of_tensor(name.as_str(), error));
         }
         self.tied.insert(name, Tied { to, copy });
     }

@@ -26,7 +26,7 @@ pub const HEADER: &str = ".zarray";
 #[non_exhaustive]
 pub enum ZarrError {
     /// A file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}", path.display())]
     Io {
         /// The file.
         path: PathBuf,

@@ -130,7 +130,7 @@ struct Translation {
 impl Translation {
     fn take(&mut self, name: &Name, entry: Entry) {
         if let Err(message) = self.place(name, entry.tensor) {
-            self.problems.push(Problem::of_tensor(name.as_str(), &message));
+            self.problems.push(Problem::of_tensor(name.as_str(), message));
         }
     }
 
@@ -189,7 +189,7 @@ impl Translation {
             if let Err((part, message)) = inserted {
                 let name = whole.names.get(part).map_or("", String::as_str);
                 let message = format!("{message}; so {state}{canonical} was not compared");
-                side.problems.push(Problem::of_tensor(format!("{state}{name}"), &message));
+                side.problems.push(Problem::of_tensor(format!("{state}{name}"), message));
             }
         }
         let tied = std::mem::take(&mut side.tied).into_iter();
@@ -199,7 +199,7 @@ impl Translation {
             match side.tensors.get_mut(&of) {
                 Some(entry) => {
                     if let Err(error) = entry.tensor.add_copy(tensor) {
-                        side.problems.push(Problem::of_tensor(name.as_str(), &error));
+                        side.problems.push(Problem::of_tensor(name.as_str(), error));
                     }
                 }
                 None => side.insert(of, Entry { tensor, is_vocab: true }),

@@ -228,17 +228,6 @@ fn missing_text(shards: &[MissingShard]) -> String {
     lines.join("\n")
 }
 
-/// An error and its causes in one line.
-fn chain_text(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
-}
-
 /// Opens a checkpoint: finds it, tells its format, reads everything but the elements of its tensors.
 ///
 /// # Errors
@@ -263,8 +252,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Catalog, OpenError> {
         catalog.merge_replicas(merge);
     }
     if catalog.tensors.is_empty() && catalog.problems.is_empty() {
-        let message = "no tensor in this checkpoint".to_owned();
-        catalog.problems.push(Problem { file: Some(path.to_path_buf()), tensor: None, message });
+        catalog.problems.push(Problem::of_file(path, "no tensor in this checkpoint"));
     }
     Ok(catalog)
 }

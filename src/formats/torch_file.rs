@@ -60,7 +60,7 @@ pub(super) fn tensors_of(
     };
     if let Err(excess) = walk.collect("", torch.root(), 0) {
         // What was found so far is a part of nobody knows what.
-        walk.bounds.problem("", format_args!("the file has {excess}"));
+        walk.bounds.problem("", format!("the file has {excess}"));
         walk.tensors.clear();
     }
     let mut names = HashSet::new();
@@ -119,7 +119,7 @@ impl Walk<'_> {
             match walked {
                 // Objects that say something of a run may hold each other in long chains.
                 Err(Excess::Depth) if self.inside.is_empty() => {
-                    self.bounds.problem(name, format_args!("holds {}", Excess::Depth));
+                    self.bounds.problem(name, format!("holds {}", Excess::Depth));
                 }
                 walked => walked?,
             }

@@ -1,7 +1,7 @@
 //! The bounds of a walk through the dicts of one file. Their values may be shared and may hold themselves,
 //! so that a small file can describe a tree without end.
 
-use std::fmt::Display;
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -54,21 +54,23 @@ impl Bounds {
     }
 
     /// Notes that an entry cannot be read.
-    pub(super) fn problem(&mut self, name: &str, message: impl Display) {
+    pub(super) fn problem<'a>(&mut self, name: &str, cause: impl Into<Box<dyn Error + 'a>>) {
         if self.problems.len() >= LIMITS.problems {
             self.unlisted += 1;
             return;
         }
-        let tensor = (!name.is_empty()).then(|| name.to_owned());
-        let message = message.to_string();
-        self.problems.push(Problem { file: Some(self.path.clone()), tensor, message });
+        let problem = match name {
+            "" => Problem::of_whole(cause),
+            name => Problem::of_tensor(name, cause),
+        };
+        self.problems.push(problem.in_file(&self.path));
     }
 
     /// All that was noted.
     pub(super) fn into_problems(mut self) -> Vec<Problem> {
         if self.unlisted > 0 {
             let message = format!("{} more entries cannot be read", self.unlisted);
-            self.problems.push(Problem { file: Some(self.path), tensor: None, message });
+            self.problems.push(Problem::of_file(self.path, message));
         }
         self.problems
     }

@@ -198,8 +198,18 @@ fn a_shape_that_the_data_contradicts_is_named() {
     let (zero, two) = (chunk(&[0, 0], &[2, 4]), chunk(&[2, 0], &[2, 4]));
     let whole = vec![(text("w"), described(&[4, 4], vec![zero, two]))];
     let said = complaint(&folder(whole, vec![at([0, 0]), at([2, 0])]));
-    let words =
-        "the metadata says shape [2, 4] and the file holds [2, 3]; 1 more of its chunks are lost";
+    let words = "w: its chunk at [0, 0] (and 1 more of its chunks): __0_0.distcp: byte 0: the metadata says \
+                 shape [2, 4] and the file holds [2, 3]\n";
+    assert!(said.contains(words), "{said}");
+}
+
+#[test]
+fn the_cause_of_a_lost_object_is_said_once() {
+    // A list of one dict by this name makes it a checkpoint of Megatron-Core's.
+    let folder = folder_of_object("Metadata", "common_state/x", &P::List(vec![dict([])]));
+    fs::remove_file(folder.path().join("__0_0.distcp")).unwrap();
+    let said = complaint(&folder);
+    let words = "common_state/x: __0_0.distcp: byte 0: no such file or directory (os error 2)\n";
     assert!(said.contains(words), "{said}");
 }
 

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{
-    self, Copied, assert_all_equal, ckptcmp, compare, compare_with, layout, names, read_json,
-    rename_key, without_args,
+    self, Copied, assert_all_equal, ckptcmp, compare, compare_with, hostile_files, layout, names,
+    read_json, rename_key, without_args,
 };
 use tempfile::TempDir;
 
@@ -149,6 +149,16 @@ fn an_unreadable_tensor_leaves_the_others_compared() {
         assert_eq!(common::differing(&result), [""; 0], "{fault}");
         assert!(run.verdict().starts_with("trouble: 1 part could not be read"), "{run:?}");
     }
+}
+
+#[test]
+fn the_cause_of_an_unreadable_tensor_is_on_its_line() {
+    let longer = hostile_files::tensor_of("0", 64, 0, &[1000], &[1]);
+    let model = hostile_files::dict([("w", longer)]);
+    let checkpoint = hostile_files::Checkpoint::with(model, hostile_files::namespace([]));
+    let run = common::run(["inspect", checkpoint.path().to_str().unwrap()]);
+    let words = "model_optim_rng.pt: w: storage 0: shape [1000] needs 4000 bytes of a storage of 256 bytes\n";
+    assert!(run.stderr.contains(words), "{}", run.stderr);
 }
 
 #[test]

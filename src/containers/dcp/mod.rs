@@ -131,29 +131,26 @@ pub enum TensorFault {
         /// Its name.
         name: String,
     },
-    /// Chunks whose bytes cannot be found.
-    #[error("{}{first}{}", chunk_text(*chunks, offsets), others_text(*lost))]
+    /// The bytes of its only chunk cannot be found.
+    #[error(transparent)]
+    Whole(SliceError),
+    /// The bytes of some of its chunks cannot be found.
+    #[error("its chunk at {offsets:?}{}", others_text(*lost))]
     Chunks {
-        /// Number of chunks that the tensor has.
-        chunks: usize,
-        /// Number of them that are lost.
+        /// Number of chunks that are lost.
         lost: usize,
-        /// Start of the first lost one.
+        /// Start of the first one in the tensor.
         offsets: Vec<u64>,
-        /// The reason.
-        first: SliceError,
+        /// The reason for the first one.
+        source: SliceError,
     },
     /// Chunks that do not fit together.
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }
 
-fn chunk_text(chunks: usize, offsets: &[u64]) -> String {
-    if chunks > 1 { format!("its chunk at {offsets:?}: ") } else { String::new() }
-}
-
 fn others_text(lost: usize) -> String {
-    if lost > 1 { format!("; {} more of its chunks are lost", lost - 1) } else { String::new() }
+    if lost > 1 { format!(" (and {} more of its chunks)", lost - 1) } else { String::new() }
 }
 
 impl Checkpoint {
@@ -241,9 +238,12 @@ impl TensorMeta {
                 Err(error) => lost.push((chunk.offsets.to_vec(), error)),
             }
         }
-        let (chunks, count) = (self.chunks.len(), lost.len());
-        if let Some((offsets, first)) = lost.into_iter().next() {
-            return Err(TensorFault::Chunks { chunks, lost: count, offsets, first });
+        let count = lost.len();
+        if let Some((offsets, source)) = lost.into_iter().next() {
+            return Err(match self.chunks.len() {
+                1 => TensorFault::Whole(source),
+                _ => TensorFault::Chunks { lost: count, offsets, source },
+            });
         }
         let source = Source { file: metadata, name: Arc::clone(name) };
         let mut tensor = LogicalTensor::from_boxes(dtype, self.shape.to_vec(), source, boxes)?;

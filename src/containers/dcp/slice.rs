@@ -1,7 +1,6 @@
 //! One slice of a data file: what it holds, checked against what the metadata says of it.
 
 use std::collections::HashMap;
-use std::error::Error;
 use std::path::{Component, Path};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +10,7 @@ use super::metadata::{ChunkMeta, FileSlice};
 use super::shard_file::ShardFile;
 use crate::base::dtype::Dtype;
 use crate::containers::safetensors::{Safetensors, SafetensorsError};
-use crate::containers::torch::{TorchError, TorchFile};
+use crate::containers::torch::{RebuildError, TorchError, TorchFile};
 use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::StoredTensor;
 
@@ -20,7 +19,7 @@ use crate::tensor::StoredTensor;
 #[non_exhaustive]
 pub enum SliceError {
     /// In which file, and where.
-    #[error("{}: byte {offset}: {source}", path.escape_debug())]
+    #[error("{}: byte {offset}", path.escape_debug())]
     InFile {
         /// The file, relative to the folder.
         path: Arc<str>,
@@ -53,16 +52,16 @@ pub enum SliceError {
         file: u64,
     },
     /// No archive of torch, or a damaged one.
-    #[error("{}", with_causes(&**.0))]
+    #[error(transparent)]
     Torch(Arc<TorchError>),
-    /// An archive with something else than a tensor, or a tensor that cannot be read.
-    #[error("{what}")]
-    Tensor {
-        /// The thing it is instead, or the reason.
-        what: String,
-    },
+    /// A tensor that cannot be read.
+    #[error(transparent)]
+    Tensor(#[from] RebuildError),
+    /// An archive with something else than a tensor.
+    #[error("holds no tensor")]
+    NoTensor,
     /// A damaged safetensors file.
-    #[error("{}", with_causes(&**.0))]
+    #[error(transparent)]
     Safetensors(Arc<SafetensorsError>),
     /// A safetensors file without the chunk.
     #[error("{what}")]
@@ -98,11 +97,6 @@ pub enum SliceError {
         /// The reason.
         what: String,
     },
-}
-
-fn with_causes(error: &(dyn Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| (*error).source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 impl SliceError {
@@ -196,10 +190,8 @@ pub(super) fn in_archive(
     expected: &ExpectedChunk<'_>,
 ) -> Result<StoredTensor, SliceError> {
     let torch = TorchFile::open(files, region).map_err(|error| SliceError::Torch(error.into()))?;
-    let tensor = torch.tensor(torch.root());
-    let tensor = tensor.map_err(|error| SliceError::Tensor { what: with_causes(&error) })?;
-    let no_tensor = || SliceError::Tensor { what: "holds no tensor".to_owned() };
-    expected.checked(tensor.ok_or_else(no_tensor)?)
+    let tensor = torch.tensor(torch.root())?;
+    expected.checked(tensor.ok_or(SliceError::NoTensor)?)
 }
 
 /// A chunk as the metadata describes it.

@@ -19,7 +19,7 @@ use crate::storage::Region;
 use crate::tensor::{ByteOrder, StorageView, StoredError, StoredTensor};
 
 /// A value that stands for a tensor cannot be read as one.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RebuildError {
     /// A kind of tensor that is not a strided view of a storage.

@@ -76,11 +76,10 @@ pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, 
     for (&id, opened) in ids.iter().zip(opened) {
         match opened {
             Ok(file) => parts.add(id, &file, &mut catalog),
-            Err(error) => catalog.problems.push(Problem {
-                file: Some(catalog.files.path(id).to_path_buf()),
-                tensor: None,
-                message: error.to_string(),
-            }),
+            Err(error) => {
+                let path = catalog.files.path(id);
+                catalog.problems.push(Problem::of_file(path, error));
+            }
         }
     }
     check_ranks(folder, &shards, &mut catalog);
@@ -156,7 +155,7 @@ impl Parts {
                     let is_vocab = is_vocabulary(&name);
                     catalog.insert(Name::new(name), Entry { tensor, is_vocab });
                 }
-                Err(error) => catalog.problems.push(Problem::of_tensor(&*name, &error)),
+                Err(error) => catalog.problems.push(Problem::of_tensor(&*name, error)),
             }
         }
     }

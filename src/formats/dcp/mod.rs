@@ -127,7 +127,7 @@ fn read_with(
     for (key, tensor) in tensors {
         match tensor {
             Ok(tensor) => reading.add_tensor(&key, tensor),
-            Err(error) => reading.catalog.problems.push(Problem::of_tensor(&*key, &error)),
+            Err(error) => reading.catalog.problems.push(Problem::of_tensor(&*key, error)),
         }
     }
     reading.catalog
@@ -162,7 +162,7 @@ impl Reading {
         let name = Name::new(name);
         if let Some(other) = self.stored.insert(name.clone(), Arc::clone(key)) {
             let message = format!("{other} and {key} are one name without what wrappers add to it");
-            self.catalog.problems.push(Problem::of_tensor(name.as_str(), &message));
+            self.catalog.problems.push(Problem::of_tensor(name.as_str(), message));
             return;
         }
         let is_vocab = is_vocabulary(name.as_str());
@@ -181,7 +181,7 @@ impl Reading {
         if let Some(key) = wanted.next() {
             let message =
                 format!("not read, as all after {OBJECTS} objects: they may hold tensors");
-            self.catalog.problems.push(Problem::of_tensor(&**key, &message));
+            self.catalog.problems.push(Problem::of_tensor(&**key, message));
         }
         let files = &self.catalog.files;
         let read = keys.par_iter().map(|key| {
@@ -200,7 +200,7 @@ impl Reading {
                         self.add_tensors_of(key, checkpoint, &mut left, options);
                     }
                 }
-                Err(error) => self.catalog.problems.push(Problem::of_tensor(&**key, &error)),
+                Err(error) => self.catalog.problems.push(Problem::of_tensor(&**key, error)),
             }
         }
         const ITERATIONS: [&str; 3] = ["iteration", "step", "global_step"];
@@ -224,7 +224,7 @@ impl Reading {
         let torch = match checkpoint.object(key, &self.catalog.files) {
             Ok(torch) => torch,
             Err(error) => {
-                return self.catalog.problems.push(Problem::of_tensor(&**key, &error));
+                return self.catalog.problems.push(Problem::of_tensor(&**key, error));
             }
         };
         let (tensors, problems) = tensors_of(&torch, Path::new(&**key));
@@ -233,7 +233,7 @@ impl Reading {
             let name = joined(key, &below);
             let Some(rest) = left.checked_sub(name.len() + ENTRY) else {
                 let message = "its objects hold more tensors than any model has";
-                return self.catalog.problems.push(Problem::of_tensor(&**key, &message));
+                return self.catalog.problems.push(Problem::of_tensor(&**key, message));
             };
             *left = rest;
             let section =

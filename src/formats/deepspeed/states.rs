@@ -103,7 +103,7 @@ fn tensors(torch: &TorchFile, id: ValueId, bounds: &mut Bounds, left_out: &mut u
             tensors.into_iter().map(|(name, tensor)| (own_name(&name).into(), tensor)).collect()
         }
         Err(excess) => {
-            bounds.problem("", format_args!("the state in this file has {excess}"));
+            bounds.problem("", format!("the state in this file has {excess}"));
             Vec::new()
         }
     }
@@ -179,7 +179,7 @@ impl Reader<'_> {
 
     fn into_problems(mut self) -> Vec<Problem> {
         if let Some(excess) = &self.excess {
-            self.bounds.problem("", format_args!("the state in this file has {excess}"));
+            self.bounds.problem("", format!("the state in this file has {excess}"));
         }
         self.bounds.into_problems()
     }
@@ -416,10 +416,9 @@ impl ZeroStates {
             for (state, id) in reader.items(Some(states)) {
                 if group >= groups {
                     let name = format!("optimizer.{state}");
-                    reader.bounds.problem(
-                        &name,
-                        format_args!("has a group {group} that the masters have not"),
-                    );
+                    reader
+                        .bounds
+                        .problem(&name, format!("has a group {group} that the masters have not"));
                     continue;
                 }
                 match reader.tensor(&state, id) {

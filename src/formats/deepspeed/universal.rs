@@ -177,7 +177,9 @@ fn read_file(
     let stored = match torch.tensor(dict.unwrap_or(torch.root())) {
         Ok(Some(stored)) => stored,
         Ok(None) => return Ok(Err(problem("holds no tensor".to_owned()))),
-        Err(error) => return Ok(Err(problem(error.to_string()))),
+        Err(error) => {
+            return Ok(Err(Problem::of_tensor(name, error).in_file(files.path(source.file))));
+        }
     };
     let whole = |stored: &StoredTensor| LogicalTensor::from_stored(stored, name.as_str());
     Ok(match (dict, shapes.get(&*source.param)) {

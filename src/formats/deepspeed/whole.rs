@@ -427,7 +427,7 @@ impl<'a> Whole<'a> {
                         let entry = Entry { tensor: merged.tensor, is_vocab: merged.is_vocab };
                         catalog.insert(name.clone(), entry);
                     }
-                    Err(error) => catalog.problems.push(Problem::of_tensor(name.as_str(), &error)),
+                    Err(error) => catalog.problems.push(Problem::of_tensor(name.as_str(), error)),
                 }
             }
         };

@@ -87,7 +87,7 @@ impl OptimizerStates {
             }
             Err(Trouble(message)) => {
                 let name = format!("optimizer.{state}.{param}");
-                self.problems.push(Problem::of_tensor(name, &message));
+                self.problems.push(Problem::of_tensor(name, message));
             }
         }
     }

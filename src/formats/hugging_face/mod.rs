@@ -193,7 +193,7 @@ impl Folder<'_> {
                     continue;
                 }
                 if let Err(excess) = self.bounds.enter(&stored_name, 0) {
-                    bounds.problem(&stored_name, format_args!("the folder has {excess}"));
+                    bounds.problem(&stored_name, format!("the folder has {excess}"));
                     break;
                 }
                 if index.is_some_and(|index| !index.has(&stored_name)) {
@@ -205,7 +205,7 @@ impl Folder<'_> {
                     // What several files hold is one tensor and its copies.
                     Some(first) => {
                         if let Err(error) = first.add_copy(tensor) {
-                            let what = format_args!("another one than in another file: {error}");
+                            let what = format!("another one than in another file: {error}");
                             bounds.problem(&stored_name, what);
                         }
                     }
@@ -251,9 +251,9 @@ fn misplaced(index: &Index, path: &Path, parts: &[Part]) -> Vec<Problem> {
         match holders.get(name).map(Vec::as_slice) {
             Some(holders) if holders.contains(&file) => {}
             Some([other, ..]) => {
-                bounds.problem(name, format_args!("should be in {file}, but is in {other}"));
+                bounds.problem(name, format!("should be in {file}, but is in {other}"));
             }
-            _ => bounds.problem(name, format_args!("should be in {file}, which does not hold it")),
+            _ => bounds.problem(name, format!("should be in {file}, which does not hold it")),
         }
     }
     bounds.into_problems()

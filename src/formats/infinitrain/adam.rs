@@ -57,7 +57,7 @@ fn insert_stored(
 ) {
     if catalog.tensors.contains_key(name) {
         let message = format!("two tensors are {name}");
-        catalog.problems.push(Problem::of_tensor(stored_name.to_string(), &message));
+        catalog.problems.push(Problem::of_tensor(stored_name.to_string(), message));
         return;
     }
     let tensor = LogicalTensor::from_stored(tensor, Arc::clone(stored_name));

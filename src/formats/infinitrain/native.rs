@@ -98,30 +98,27 @@ pub(super) fn read(files: &FileSet, file: FileId, kind: Kind) -> Result<NativeFi
             Ok(entry) => entry,
             Err(stop) => {
                 let place = format!("tensor {} of {count}, from byte {start} on", index + 1);
-                bounds.problem(&name, format_args!("{stop} ({place}); what follows is lost"));
+                bounds.problem(&name, format!("{stop} ({place}); what follows is lost"));
                 break;
             }
         };
         let name: Arc<str> = name.into();
         match entry.stored() {
             _ if !names.insert(Arc::clone(&name)) => {
-                bounds.problem(&name, format_args!("a second tensor of this name at byte {start}"));
+                bounds.problem(&name, format!("a second tensor of this name at byte {start}"));
             }
             Ok(stored) => tensors.push((name, stored)),
-            Err(what) => bounds.problem(&name, format_args!("{what} (from byte {start} on)")),
+            Err(what) => bounds.problem(&name, format!("{what} (from byte {start} on)")),
         }
         let rest = cursor.file.len - cursor.at;
         if index + 1 == count && rest > 0 {
             let from = cursor.at;
-            bounds.problem(
-                "",
-                format_args!("{rest} bytes behind its last tensor, from byte {from} on"),
-            );
+            bounds.problem("", format!("{rest} bytes behind its last tensor, from byte {from} on"));
         }
     }
     if count == 0 && cursor.at < cursor.file.len {
         let rest = cursor.file.len - cursor.at;
-        bounds.problem("", format_args!("says that it holds no tensor, but {rest} bytes follow"));
+        bounds.problem("", format!("says that it holds no tensor, but {rest} bytes follow"));
     }
     Ok(NativeFile { tensors, problems: bounds.into_problems() })
 }

@@ -372,7 +372,7 @@ impl Run {
         catalog.notes = self.notes;
         catalog.problems = self.problems;
         catalog.problems.extend(merger.problems);
-        let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
+        let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, error);
         catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
         catalog.state = self.state.into_iter().collect();
         if options.wants(Section::Model) {

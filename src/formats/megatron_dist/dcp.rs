@@ -7,7 +7,6 @@ use crate::containers::dcp::{Checkpoint, Fault, Metadata};
 use crate::storage::FileSet;
 
 use super::{Common, Found, Stored};
-use crate::formats::chain_text;
 
 /// Looks up the tensors and objects that are wanted; what the run says of itself is still to be read from them.
 pub(super) fn open(
@@ -32,8 +31,7 @@ pub(super) fn open(
                 tensors.push(Stored { key, tensor, flattened });
             }
             Err(fault) => {
-                let message = chain_text(&fault);
-                problems.push(Problem { file: None, tensor: Some(key.to_string()), message });
+                problems.push(Problem::of_tensor(&*key, fault));
             }
         }
     }

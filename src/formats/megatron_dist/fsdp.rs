@@ -11,7 +11,7 @@ use crate::storage::FileSet;
 use super::{Common, Key, dcp, into_catalog, torch_dist};
 use crate::formats::state::{facts_of, state_of};
 use crate::formats::walk::Bounds;
-use crate::formats::{Format, Located, OpenError, OpenOptions, chain_text};
+use crate::formats::{Format, Located, OpenError, OpenOptions};
 
 /// `megatron-fsdp`: its files are those of any distributed checkpoint, so only the names of its tensors tell it.
 pub(in crate::formats) const FORMAT: Format =
@@ -94,8 +94,7 @@ fn of_objects(
         let torch = match checkpoint.object(key, files) {
             Ok(torch) => torch,
             Err(error) => {
-                let message = chain_text(&error);
-                problems.push(Problem { file: None, tensor: Some(key.clone()), message });
+                problems.push(Problem::of_tensor(key, error));
                 continue;
             }
         };

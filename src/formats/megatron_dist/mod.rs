@@ -26,7 +26,7 @@ use crate::tensor::LogicalTensor;
 use super::merged::{insert_merged, tie_output_layer};
 use super::state::{facts_of, state_at};
 use super::walk::Bounds;
-use super::{Located, OpenOptions, chain_text};
+use super::{Located, OpenOptions};
 
 /// The file that says which backend wrote a checkpoint. It is written last.
 const METADATA: &str = "metadata.json";
@@ -98,20 +98,15 @@ impl Common {
     fn of_folder(folder: &Path, files: &mut FileSet) -> Option<(Self, Vec<Problem>)> {
         let path = folder.join(COMMON);
         path.symlink_metadata().ok()?;
-        let mut bounds = Bounds::new(&path);
-        let torch = match files.add(&path) {
-            Ok(file) => {
-                TorchFile::open(files, files.whole(file)).map_err(|error| chain_text(&error))
-            }
-            Err(error) => Err(error.to_string()),
-        };
-        match torch {
-            Ok(torch) => Some(Self::read(&torch, torch.root(), &path)),
-            Err(message) => {
-                bounds.problem("", message);
-                Some((Self::default(), bounds.into_problems()))
-            }
-        }
+        let added = files.add(&path).map_err(|error| Problem::of_file(&path, error));
+        let opened = added.and_then(|file| {
+            let opened = TorchFile::open(files, files.whole(file));
+            opened.map_err(|error| Problem::of_file(&path, error))
+        });
+        Some(match opened {
+            Ok(torch) => Self::read(&torch, torch.root(), &path),
+            Err(problem) => (Self::default(), vec![problem]),
+        })
     }
 
     /// How the distributed optimizer cut its state, where it says so.
@@ -228,7 +223,7 @@ fn into_catalog(
     catalog.state = common.state;
     catalog.state.extend(run_args.of_run().map(|args| ("args".to_owned(), PlainValue::Map(args))));
     for (name, error) in assembly.problems {
-        catalog.problems.push(Problem::of_tensor(name, &error));
+        catalog.problems.push(Problem::of_tensor(name, error));
     }
     let mut merged = assembly.tensors;
     merged.retain(|name, _| options.wants(Section::of(name.as_str())));
@@ -257,7 +252,7 @@ fn add_buckets(catalog: &mut Catalog, buckets: Buckets, sharding: Option<&str>) 
     for (name, tensor) in buckets.tensors {
         if catalog.tensors.contains_key(&name) {
             let message = "two tensors of the optimizer go by this name";
-            catalog.problems.push(Problem::of_tensor(name.as_str(), &message));
+            catalog.problems.push(Problem::of_tensor(name.as_str(), message));
         } else {
             catalog.insert(name, Entry { tensor, is_vocab: false });
         }
@@ -266,7 +261,7 @@ fn add_buckets(catalog: &mut Catalog, buckets: Buckets, sharding: Option<&str>) 
         let message = format!(
             "holds the optimizer's states of a group of ranks{kind} without the names of parameters, so they cannot be compared"
         );
-        catalog.problems.push(Problem { file: None, tensor: Some(key), message });
+        catalog.problems.push(Problem::of_tensor(key, message));
     }
 }
 

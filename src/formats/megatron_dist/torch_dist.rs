@@ -7,7 +7,7 @@ use crate::containers::dcp::{Checkpoint, METADATA as DCP_METADATA, Metadata};
 use crate::storage::FileSet;
 
 use super::{COMMON, Common, Found, Key, METADATA, backend, dcp, into_catalog, parse};
-use crate::formats::{Format, Located, OpenError, OpenOptions, chain_text};
+use crate::formats::{Format, Located, OpenError, OpenOptions};
 
 /// `megatron-torch_dist`: `metadata.json` says `torch_dist`.
 pub(in crate::formats) const FORMAT: Format = Format { name: "megatron-torch_dist", detect, read };
@@ -63,10 +63,9 @@ fn of_object(checkpoint: &Checkpoint, found: &Found, folder: &Path) -> (Common, 
     let Some(key) = found.objects.iter().find(|key| key.starts_with(COMMON_OBJECT)) else {
         return (Common::default(), Vec::new());
     };
-    let problem = |message: String| Problem { file: None, tensor: Some(key.clone()), message };
     let torch = match checkpoint.object(key, &found.files) {
         Ok(torch) => torch,
-        Err(error) => return (Common::default(), vec![problem(chain_text(&error))]),
+        Err(error) => return (Common::default(), vec![Problem::of_tensor(key, error)]),
     };
     let first = torch.values().sequence(torch.root()).and_then(|mut members| members.next());
     Common::read(&torch, first.unwrap_or(torch.root()), &folder.join(key))

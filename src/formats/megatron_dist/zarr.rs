@@ -38,7 +38,7 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
                 tensor: Some(key.clone()),
                 message: "the file of this chunk is missing".to_owned(),
             })),
-            Err(error) => problems.push(Problem::of_tensor(key, &error)),
+            Err(error) => problems.push(Problem::of_tensor(key, error)),
         }
     }
     let found = Found { files, tensors, objects, common, problems, notes: Vec::new(), shards };

@@ -83,7 +83,7 @@ impl RankedCheckpoint<'_> {
         catalog.problems = problems;
         state.extend(run_args.of_run().map(|args| ("args".to_owned(), PlainValue::Map(args))));
         catalog.state = state;
-        let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, &error);
+        let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, error);
         catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
         let tensors =
             if options.wants(Section::Model) { assembly.tensors } else { BTreeMap::new() };
@@ -111,7 +111,7 @@ impl StateAssembler<'_> {
         if names.len() > LIMITS.param_states {
             let (limit, found) = (LIMITS.param_states as u64, names.len() as u64);
             let error = OverLimit::found("kinds of optimizer state", limit, found);
-            catalog.problems.push(Problem::of_tensor("optimizer", &error));
+            catalog.problems.push(Problem::of_tensor("optimizer", error));
             return;
         }
         let mut incomplete = IncompleteStates::default();
@@ -131,7 +131,7 @@ impl StateAssembler<'_> {
                     incomplete.note(of_state(state, &name).as_str());
                 } else if !self.known.contains(&(name.clone(), error.to_string())) {
                     let name = of_state(state, &name);
-                    catalog.problems.push(Problem::of_tensor(name.as_str(), &error));
+                    catalog.problems.push(Problem::of_tensor(name.as_str(), error));
                 }
             }
             without = Some(match without {
@@ -200,7 +200,7 @@ impl IncompleteStates {
             1 => " (and 1 more tensor)".to_owned(),
             count => format!(" (and {count} more tensors)"),
         };
-        Some(Problem::of_tensor(self.first, &format!("incomplete on at least one rank{others}")))
+        Some(Problem::of_tensor(self.first, format!("incomplete on at least one rank{others}")))
     }
 }
 

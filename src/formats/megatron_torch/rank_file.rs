@@ -68,7 +68,7 @@ impl RankFile {
             let mut walk = TensorWalk { torch, bounds, left_out: 0, tensors: Vec::new() };
             if let Err(excess) = walk.collect("", model, 0) {
                 // What was found so far is a part of nobody knows what.
-                bounds.problem("", format_args!("the model in this file has {excess}"));
+                bounds.problem("", format!("the model in this file has {excess}"));
                 self.chunks.clear();
                 return;
             }
@@ -81,7 +81,7 @@ impl RankFile {
             bounds.problem("", "no `model` in this file");
         }
         if let Some(first) = self.chunks.split_off(&LIMITS.chunks).keys().next() {
-            bounds.problem("", format_args!("holds model{first}: no run has so many model chunks"));
+            bounds.problem("", format!("holds model{first}: no run has so many model chunks"));
         }
     }
 

@@ -1,0 +1,72 @@
+//! What could not be read, as a user is told of it: the one place where an error and its causes become text.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use crate::names::printable;
+
+/// Something that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The file, where one is to blame.
+    pub file: Option<PathBuf>,
+    /// The tensor, by the name closest to the user's.
+    pub tensor: Option<String>,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+/// A sentence, or an error with its causes.
+type Cause<'a> = Box<dyn Error + 'a>;
+
+impl Problem {
+    /// A problem that neither a file nor a tensor alone is to blame for.
+    pub fn of_whole<'a>(cause: impl Into<Cause<'a>>) -> Self {
+        Self { file: None, tensor: None, message: chain_text(&*cause.into()) }
+    }
+
+    /// A problem with one file or folder.
+    pub fn of_file<'a>(file: impl Into<PathBuf>, cause: impl Into<Cause<'a>>) -> Self {
+        Self { file: Some(file.into()), ..Self::of_whole(cause) }
+    }
+
+    /// A problem with one tensor.
+    pub fn of_tensor<'a>(tensor: impl Into<String>, cause: impl Into<Cause<'a>>) -> Self {
+        Self { tensor: Some(tensor.into()), ..Self::of_whole(cause) }
+    }
+
+    /// The same problem, with the file that is to blame.
+    #[must_use]
+    pub fn in_file(self, file: impl Into<PathBuf>) -> Self {
+        Self { file: Some(file.into()), ..self }
+    }
+
+    /// Bytes that are not those of anything.
+    #[must_use]
+    pub fn bytes_behind(file: &Path, bytes: u64) -> Self {
+        Self::of_file(file, format!("{bytes} bytes behind the end of what was saved"))
+    }
+}
+
+/// An error and its causes in one line. No error's own text repeats its cause.
+fn chain_text(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{}: ", printable(&file.to_string_lossy()))?;
+        }
+        if let Some(tensor) = &self.tensor {
+            write!(f, "{}: ", printable(tensor))?;
+        }
+        f.write_str(&printable(&self.message))
+    }
+}
