@@ -22,3 +22,32 @@ pub enum PlainValue {
     /// Anything else, by its class.
     Opaque(String),
 }
+
+impl PlainValue {
+    /// The entries of a dict.
+    #[must_use]
+    pub fn as_map(&self) -> Option<&BTreeMap<String, Self>> {
+        match self {
+            Self::Map(entries) => Some(entries),
+            _ => None,
+        }
+    }
+
+    /// A text.
+    #[must_use]
+    pub fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// An integer from 0 on.
+    #[must_use]
+    pub fn as_u64(&self) -> Option<u64> {
+        match self {
+            Self::Int(value) => u64::try_from(*value).ok(),
+            _ => None,
+        }
+    }
+}

@@ -1,16 +1,19 @@
 //! The one type at the centre: what a checkpoint holds, whatever its format and layout were.
 
+mod builder;
 mod problem;
+mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use crate::base::plain::PlainValue;
 use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge};
 
+pub use self::builder::CatalogBuilder;
 pub use self::problem::Problem;
+pub use self::state::{RunState, StateEntry, StateKind};
 
 /// What a checkpoint holds: logical tensors under canonical names, and what was noticed on the way.
 ///
@@ -27,8 +30,8 @@ pub struct Catalog {
     pub tied: BTreeMap<Name, Tied>,
     /// Those of the tensors that are known by a position only, which two checkpoints need not count alike.
     pub positions: BTreeSet<Name>,
-    /// What the run says of itself, as plain values: `iteration`, `args`, schedulers, random states, parameter groups.
-    pub state: BTreeMap<String, PlainValue>,
+    /// What the run says of itself.
+    pub state: RunState,
     /// What could not be read or put together; the rest can still be compared.
     pub problems: Vec<Problem>,
     /// What belongs to nothing, as far as its reader came by it: no hindrance to comparing.
@@ -117,7 +120,7 @@ impl Catalog {
             tensors: BTreeMap::new(),
             tied: BTreeMap::new(),
             positions: BTreeSet::new(),
-            state: BTreeMap::new(),
+            state: RunState::default(),
             problems: Vec::new(),
             leftovers: Vec::new(),
             notes: Vec::new(),
@@ -146,22 +149,5 @@ impl Catalog {
         {
             entry.tensor.set_merge(merge);
         }
-    }
-
-    /// Says that `name` shares the values of `to`. A stored copy is checked as a further copy of that.
-    pub fn tie(&mut self, name: Name, to: Name, copy: Option<LogicalTensor>) {
-        let Some(entry) = self.tensors.get_mut(&to) else {
-            // Without the tensor it is tied to, the copy is all there is.
-            if let Some(tensor) = copy {
-                self.insert(name, Entry { tensor, is_vocab: true });
-            }
-            return;
-        };
-        if let Some(copy) = copy.clone()
-            && let Err(error) = entry.tensor.add_copy(copy)
-        {
-            self.problems.push(Problem::of_tensor(name.as_str(), error));
-        }
-        self.tied.insert(name, Tied { to, copy });
     }
 }

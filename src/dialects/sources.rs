@@ -3,29 +3,25 @@
 use std::collections::BTreeMap;
 
 use crate::base::plain::PlainValue;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, RunState};
 
 use super::Given;
 
 /// Arguments of a model, the nearest first: supplied, its own, those of the other side.
 pub(super) struct Sources<'a> {
     given: [Given<'a>; 2],
-    own: [Option<&'a BTreeMap<String, PlainValue>>; 3],
+    own: [Option<&'a BTreeMap<String, PlainValue>>; 2],
+    state: &'a RunState,
     other: Option<&'a BTreeMap<String, PlainValue>>,
 }
 
 impl<'a> Sources<'a> {
     pub(super) fn of(side: &'a Catalog, other: &'a Catalog, given: [Given<'a>; 2]) -> Self {
-        let map = |fact: Option<&'a PlainValue>| match fact {
-            Some(PlainValue::Map(map)) => Some(map),
-            _ => None,
-        };
-        let config = map(side.state.get("config"));
-        let args = map(side.state.get("args"));
+        let config = side.state.config();
         // A model of several has that of its language model inside.
-        let text = map(config.and_then(|config| config.get("text_config")));
-        let other = map(other.state.get("args"));
-        Self { given, own: [config.or(args), text, Some(&side.state)], other }
+        let text = config.and_then(|config| config.get("text_config")?.as_map());
+        let own = [config.or(side.state.args()), text];
+        Self { given, own, state: &side.state, other: other.state.args() }
     }
 
     /// The argument that the command line supplies.
@@ -37,8 +33,9 @@ impl<'a> Sources<'a> {
     /// The argument that the side has itself, by the first of these names.
     pub(super) fn own(&self, names: &[&str]) -> Option<&'a PlainValue> {
         let maps = self.own.into_iter().flatten();
-        let mut found = maps.flat_map(|map| names.iter().filter_map(|name| map.get(*name)));
-        found.find(|fact| **fact != PlainValue::None)
+        let found = maps.flat_map(|map| names.iter().filter_map(|name| map.get(*name)));
+        let at_top = names.iter().filter_map(|name| self.state.get(name));
+        found.chain(at_top).find(|fact| **fact != PlainValue::None)
     }
 
     /// The argument that Megatron's `args` have on the other side.

@@ -8,7 +8,6 @@ mod leftovers;
 mod locate;
 mod megatron_dist;
 mod megatron_torch;
-mod merged;
 mod state;
 mod torch_file;
 mod walk;

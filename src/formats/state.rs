@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::base::dtype::Dtype;
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::containers::torch::{TorchFile, Value, ValueId, Values};
+use crate::storage::FileSet;
+use crate::tensor::{ByteOrder, LogicalTensor};
 
 use super::walk::Bounds;
 
@@ -59,6 +62,24 @@ pub(super) fn state_without(
     const BYTES: usize = 1 << 20;
     let too_long = || PlainValue::Opaque("longer than any such state".to_owned());
     Reader { values: torch.values(), left: BYTES, skips }.fact(id, 0).unwrap_or_else(too_long)
+}
+
+/// Reads the first element of a tensor of the usual number types.
+pub(super) fn scalar(tensor: &LogicalTensor, files: &FileSet) -> Option<PlainValue> {
+    let piece = tensor.pieces().first()?;
+    let mut bytes = [0; 8];
+    let bytes = bytes.get_mut(..usize::try_from(tensor.dtype().size()).ok()?)?;
+    files.read_exact_at(piece.file, bytes, piece.offset).ok()?;
+    if piece.byte_order == ByteOrder::Big {
+        bytes.reverse();
+    }
+    Some(match tensor.dtype() {
+        Dtype::Int64 => PlainValue::Int(i64::from_le_bytes(*bytes.first_chunk()?)),
+        Dtype::Int32 => PlainValue::Int(i32::from_le_bytes(*bytes.first_chunk()?).into()),
+        Dtype::Float64 => PlainValue::Float(f64::from_le_bytes(*bytes.first_chunk()?)),
+        Dtype::Float32 => PlainValue::Float(f32::from_le_bytes(*bytes.first_chunk()?).into()),
+        _ => return None,
+    })
 }
 
 struct Reader<'a> {

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use crate::catalog::{Catalog, Entry, Origin, Problem};
+use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem};
 use crate::containers::torch::{Call, TorchFile, Value, ValueId};
-use crate::names::{Name, is_vocabulary};
+use crate::names::Name;
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, StoredTensor};
 
@@ -35,15 +35,14 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
         return megatron_torch::read_single(located, files, file, &torch, options);
     }
     let origin = Origin { format: FORMAT.name, shards: 1, ..Origin::default() };
-    let mut catalog = Catalog::new(origin, files);
+    let mut catalog = CatalogBuilder::new(origin, files);
     let (tensors, problems) = tensors_of(&torch, path);
-    catalog.problems = problems;
+    catalog.problems(problems);
     for (name, stored) in tensors {
         let tensor = LogicalTensor::from_stored(&stored, name.as_str());
-        let is_vocab = is_vocabulary(&name);
-        catalog.insert(Name::new(name), Entry { tensor, is_vocab });
+        catalog.add(Name::new(name), tensor);
     }
-    Ok(catalog)
+    Ok(catalog.finish())
 }
 
 /// All tensors of a nest of dicts, lists and objects under dotted names, each name once, and what could not be read.

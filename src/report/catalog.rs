@@ -54,7 +54,7 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
         writeln!(out, "{}", row("left out", &counted(origin.left_out, "buffer")))?;
     }
     if !catalog.state.is_empty() {
-        let entries = catalog.state.iter().map(|(key, fact)| entry_text(key, fact));
+        let entries = catalog.state.iter().map(|(key, entry)| entry_text(key, &entry.value));
         writeln!(out, "{}", row("state", &entries.collect::<Vec<_>>().join(", ")))?;
     }
     for note in &catalog.notes {
@@ -166,7 +166,7 @@ pub fn write_json(catalog: &Catalog, out: &mut dyn Write) -> io::Result<()> {
         "left_out": origin.left_out,
         "notes": catalog.notes,
         "problems": catalog.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "state": catalog.state.iter().map(|(key, fact)| (key.clone(), json_of(fact))).collect::<Value>(),
+        "state": catalog.state.iter().map(|(key, entry)| (key.clone(), json_of(&entry.value))).collect::<Value>(),
         "tied": catalog.tied.iter().map(tied).collect::<serde_json::Map<_, _>>(),
         "tensors": catalog.tensors.iter().map(tensor).collect::<serde_json::Map<_, _>>(),
     });

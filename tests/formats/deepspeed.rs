@@ -50,6 +50,13 @@ fn a_universal_checkpoint_is_the_one_that_it_was_made_from() {
 }
 
 #[test]
+fn names_without_a_sharding_rule_are_remarked() {
+    let run = compare_with(&zero("z3"), &zero("z3"), &[]);
+    let note = "no sharding rule for 5 names, taken whole from their only shard: embed.weight, ...";
+    assert!(run.stderr.contains(note), "{}", run.stderr);
+}
+
+#[test]
 fn what_deepspeed_writes_is_sound() {
     let checkpoints = [
         "z0",

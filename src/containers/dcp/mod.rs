@@ -213,6 +213,13 @@ impl Checkpoint {
         let place = self.metadata.objects.get(name).and_then(|places| places.first());
         self.slices.object(place.ok_or(SliceError::NoPlace)?, files)
     }
+
+    /// The data file that holds an object.
+    #[must_use]
+    pub fn path_of_object(&self, name: &str) -> Option<PathBuf> {
+        let place = self.metadata.objects.get(name)?.first()?;
+        Some(self.slices.folder.join(&*place.path))
+    }
 }
 
 impl TensorMeta {

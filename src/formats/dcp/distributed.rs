@@ -11,11 +11,11 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::base::extent::Extent;
-use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::containers::dcp::ShardFile;
 use crate::containers::safetensors::Safetensors;
+use crate::names::Name;
 use crate::names::megatron::is_buffer;
-use crate::names::{Name, is_vocabulary};
 use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
 
@@ -71,14 +71,14 @@ pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, 
         shards: ids.len(),
         ..Origin::default()
     };
-    let mut catalog = Catalog::new(origin, files);
+    let mut catalog = CatalogBuilder::new(origin, files);
     let mut parts = Parts::default();
     for (&id, opened) in ids.iter().zip(opened) {
         match opened {
             Ok(file) => parts.add(id, &file, &mut catalog),
             Err(error) => {
-                let path = catalog.files.path(id);
-                catalog.problems.push(Problem::of_file(path, error));
+                let problem = Problem::of_file(catalog.files().path(id), error);
+                catalog.problem(problem);
             }
         }
     }
@@ -86,12 +86,12 @@ pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, 
     if options.wants(Section::Model) {
         parts.insert_into(&mut catalog);
     }
-    Ok(catalog)
+    Ok(catalog.finish())
 }
 
 /// Every rank below the last one has written something, or a file is missing. A missing last one is seen only by a
 /// tensor that is smaller than it should be.
-fn check_ranks(folder: &Path, shards: &BTreeMap<String, u64>, catalog: &mut Catalog) {
+fn check_ranks(folder: &Path, shards: &BTreeMap<String, u64>, catalog: &mut CatalogBuilder<'_>) {
     let ranks: BTreeSet<u64> = shards.values().copied().collect();
     let last = ranks.last().copied().unwrap_or(0);
     let mut expected = 1..=last;
@@ -104,7 +104,7 @@ fn check_ranks(folder: &Path, shards: &BTreeMap<String, u64>, catalog: &mut Cata
         let path = folder.join(format!("shard-{missing:05}-model-*.safetensors"));
         let message =
             format!("missing shard: there are shards of ranks up to {last}, counted from 1");
-        catalog.problems.push(Problem { file: Some(path), tensor: None, message });
+        catalog.problem(Problem::of_file(path, message));
     }
 }
 
@@ -115,11 +115,10 @@ struct Parts {
 }
 
 impl Parts {
-    fn add(&mut self, id: FileId, file: &ShardFile, catalog: &mut Catalog) {
-        let path: PathBuf = catalog.files.path(id).to_path_buf();
+    fn add(&mut self, id: FileId, file: &ShardFile, catalog: &mut CatalogBuilder<'_>) {
+        let path: PathBuf = catalog.files().path(id).to_path_buf();
         let mut problem = |name: &str, message: String| {
-            let (file, tensor) = (Some(path.clone()), Some(name.to_owned()));
-            catalog.problems.push(Problem { file, tensor, message });
+            catalog.problem(Problem::of_tensor(name, message).in_file(&path));
         };
         let Safetensors { tensors, repeated, .. } = &file.safetensors;
         for name in repeated {
@@ -148,14 +147,11 @@ impl Parts {
         catalog.origin.left_out += buffers;
     }
 
-    fn insert_into(self, catalog: &mut Catalog) {
+    fn insert_into(self, catalog: &mut CatalogBuilder<'_>) {
         for (name, chunks) in self.chunks {
             match put_together(&name, chunks) {
-                Ok(tensor) => {
-                    let is_vocab = is_vocabulary(&name);
-                    catalog.insert(Name::new(name), Entry { tensor, is_vocab });
-                }
-                Err(error) => catalog.problems.push(Problem::of_tensor(&*name, error)),
+                Ok(tensor) => catalog.add(Name::new(name), tensor),
+                Err(error) => catalog.problem(Problem::of_tensor(&*name, error)),
             }
         }
     }

@@ -12,18 +12,17 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::base::dtype::Dtype;
 use crate::base::limits::{ENTRY, LIMITS};
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::containers::dcp::{Checkpoint, Fault, METADATA, Metadata, SliceError, metadata_files};
 use crate::containers::torch::TorchFile;
-use crate::names::{Name, is_vocabulary};
+use crate::names::Name;
 use crate::storage::FileSet;
-use crate::tensor::{ByteOrder, LogicalTensor};
+use crate::tensor::LogicalTensor;
 
 use super::megatron_dist::fsdp;
-use super::state::state_of;
+use super::state::{scalar, state_of};
 use super::torch_file::tensors_of;
 use super::walk::joined;
 use super::{Format, Located, OpenError, OpenOptions};
@@ -106,8 +105,8 @@ fn read_with(
         shards: checkpoint.data_files,
         ..Origin::default()
     };
-    let mut reading =
-        Reading { names, catalog: Catalog::new(origin, files), stored: HashMap::new() };
+    let catalog = CatalogBuilder::new(origin, files);
+    let mut reading = Reading { names, catalog, stored: HashMap::new() };
     for fault in std::mem::take(&mut checkpoint.metadata.faults) {
         let is_of_optimizer =
             fault.name.as_ref().is_some_and(|name| reading.names.is_of_optimizer(name));
@@ -118,8 +117,8 @@ fn read_with(
     reading.add_state(&checkpoint, |key| wanted.contains(key), options);
     reading.count_left_out(&checkpoint.metadata);
     for (file, bytes) in &checkpoint.behind {
-        let path = reading.catalog.files.path(*file);
-        reading.catalog.leftovers.push(Problem::bytes_behind(path, *bytes));
+        let leftover = Problem::bytes_behind(reading.catalog.files().path(*file), *bytes);
+        reading.catalog.leftover(leftover);
     }
     let tensors = std::mem::take(&mut checkpoint.tensors);
     // The places of very many chunks need not be there while the catalog grows.
@@ -127,16 +126,16 @@ fn read_with(
     for (key, tensor) in tensors {
         match tensor {
             Ok(tensor) => reading.add_tensor(&key, tensor),
-            Err(error) => reading.catalog.problems.push(Problem::of_tensor(&*key, error)),
+            Err(error) => reading.catalog.problem(Problem::of_tensor(&*key, error)),
         }
     }
-    reading.catalog
+    reading.catalog.finish()
 }
 
 /// A checkpoint on the way to a catalog.
 struct Reading {
     names: Names,
-    catalog: Catalog,
+    catalog: CatalogBuilder<'static>,
     /// The key under which each name was stored.
     stored: HashMap<Name, Arc<str>>,
 }
@@ -144,9 +143,9 @@ struct Reading {
 impl Reading {
     fn fault(&mut self, fault: Fault) {
         let Fault { file, name, message } = fault;
-        let file = file.map(|file| self.catalog.files.path(file).to_path_buf());
+        let file = file.map(|file| self.catalog.files().path(file).to_path_buf());
         let tensor = name.map(|name| name.to_string());
-        self.catalog.problems.push(Problem { file, tensor, message });
+        self.catalog.problem(Problem { file, tensor, message });
     }
 
     fn add_tensor(&mut self, key: &Arc<str>, tensor: LogicalTensor) {
@@ -154,19 +153,19 @@ impl Reading {
         if self.names.is_beside_model(key)
             && !self.names.is_of_optimizer(key)
             && tensor.numel() == 1
-            && let Some(fact) = scalar(&tensor, &self.catalog.files)
+            && let Some(value) = scalar(&tensor, self.catalog.files())
         {
-            self.catalog.state.insert(self.names.of_object(key).to_owned(), fact);
+            let path = self.catalog.files().path(tensor.source().file).to_path_buf();
+            self.catalog.add_state(&path, [(self.names.of_object(key).to_owned(), value)]);
             return;
         }
         let name = Name::new(name);
         if let Some(other) = self.stored.insert(name.clone(), Arc::clone(key)) {
             let message = format!("{other} and {key} are one name without what wrappers add to it");
-            self.catalog.problems.push(Problem::of_tensor(name.as_str(), message));
+            self.catalog.problem(Problem::of_tensor(name.as_str(), message));
             return;
         }
-        let is_vocab = is_vocabulary(name.as_str());
-        self.catalog.insert(name, Entry { tensor, is_vocab });
+        self.catalog.add(name, tensor);
     }
 
     /// Reads the objects that are no tensors.
@@ -181,9 +180,9 @@ impl Reading {
         if let Some(key) = wanted.next() {
             let message =
                 format!("not read, as all after {OBJECTS} objects: they may hold tensors");
-            self.catalog.problems.push(Problem::of_tensor(&**key, message));
+            self.catalog.problem(Problem::of_tensor(&**key, message));
         }
-        let files = &self.catalog.files;
+        let files = self.catalog.files();
         let read = keys.par_iter().map(|key| {
             let torch = checkpoint.object(key, files)?;
             Ok((state_of(&torch, torch.root()), holds_tensors(&torch)))
@@ -193,23 +192,21 @@ impl Reading {
         for (key, found) in keys.into_iter().zip(read) {
             match found {
                 Ok((fact, holds_tensors)) => {
-                    self.catalog.state.insert(self.names.of_object(key).to_owned(), fact);
+                    let file = checkpoint.path_of_object(key).unwrap_or_default();
+                    self.catalog.add_state(&file, [(self.names.of_object(key).to_owned(), fact)]);
                     if holds_tensors
                         && !matches!(self.names.read(key), Named::State(_) | Named::Buffer)
                     {
                         self.add_tensors_of(key, checkpoint, &mut left, options);
                     }
                 }
-                Err(error) => self.catalog.problems.push(Problem::of_tensor(&**key, error)),
+                Err(error) => self.catalog.problem(Problem::of_tensor(&**key, error)),
             }
         }
         const ITERATIONS: [&str; 3] = ["iteration", "step", "global_step"];
-        let mut iterations =
-            ITERATIONS.iter().filter_map(|key| match self.catalog.state.get(*key) {
-                Some(PlainValue::Int(number)) => u64::try_from(*number).ok(),
-                _ => None,
-            });
-        self.catalog.origin.iteration = self.catalog.origin.iteration.or(iterations.next());
+        let state = self.catalog.state();
+        let said = ITERATIONS.iter().find_map(|key| state.get(key)?.as_u64());
+        self.catalog.origin.iteration = self.catalog.origin.iteration.or(said);
     }
 
     /// Adds the tensors inside an object: planners take dicts and lists apart, tuples never, and nothing at all with
@@ -221,19 +218,19 @@ impl Reading {
         left: &mut usize,
         options: &OpenOptions,
     ) {
-        let torch = match checkpoint.object(key, &self.catalog.files) {
+        let torch = match checkpoint.object(key, self.catalog.files()) {
             Ok(torch) => torch,
             Err(error) => {
-                return self.catalog.problems.push(Problem::of_tensor(&**key, error));
+                return self.catalog.problem(Problem::of_tensor(&**key, error));
             }
         };
         let (tensors, problems) = tensors_of(&torch, Path::new(&**key));
-        self.catalog.problems.extend(problems);
+        self.catalog.problems(problems);
         for (below, stored) in tensors {
             let name = joined(key, &below);
             let Some(rest) = left.checked_sub(name.len() + ENTRY) else {
                 let message = "its objects hold more tensors than any model has";
-                return self.catalog.problems.push(Problem::of_tensor(&**key, message));
+                return self.catalog.problem(Problem::of_tensor(&**key, message));
             };
             *left = rest;
             let section =
@@ -258,13 +255,13 @@ impl Reading {
             }
         }
         self.catalog.origin.left_out += of_run.len();
-        let notes = &mut self.catalog.notes;
         if let Some(first) = of_run.first() {
             let count = of_run.len();
-            notes.push(format!("{count} tensors beside the model are no weights: {first}, ..."));
+            self.catalog
+                .note(format!("{count} tensors beside the model are no weights: {first}, ..."));
         }
         if let Some(first) = flat.first() {
-            notes.push(format!(
+            self.catalog.note(format!(
                 "{} names are flat parameters of FSDP (LOCAL_STATE_DICT), which only compare with those of \
                  the same wrapping and number of ranks: {first}, ...",
                 flat.len()
@@ -273,7 +270,8 @@ impl Reading {
         if let Some(version) =
             metadata.version.as_ref().filter(|version| !version.starts_with("1."))
         {
-            notes.push(format!("{METADATA} is of version {version}, newer than any that is known"));
+            self.catalog
+                .note(format!("{METADATA} is of version {version}, newer than any that is known"));
         }
     }
 }
@@ -283,22 +281,4 @@ const OBJECTS: usize = 1 << 16;
 
 fn holds_tensors(torch: &TorchFile) -> bool {
     torch.values().ids().any(|id| !matches!(torch.tensor(id), Ok(None)))
-}
-
-/// The one element of a tensor of the usual number types.
-fn scalar(tensor: &LogicalTensor, files: &FileSet) -> Option<PlainValue> {
-    let piece = tensor.pieces().first()?;
-    let mut bytes = [0; 8];
-    let bytes = bytes.get_mut(..usize::try_from(tensor.dtype().size()).ok()?)?;
-    files.read_exact_at(piece.file, bytes, piece.offset).ok()?;
-    if piece.byte_order == ByteOrder::Big {
-        bytes.reverse();
-    }
-    Some(match tensor.dtype() {
-        Dtype::Int64 => PlainValue::Int(i64::from_le_bytes(*bytes.first_chunk()?)),
-        Dtype::Int32 => PlainValue::Int(i32::from_le_bytes(*bytes.first_chunk()?).into()),
-        Dtype::Float64 => PlainValue::Float(f64::from_le_bytes(*bytes.first_chunk()?)),
-        Dtype::Float32 => PlainValue::Float(f32::from_le_bytes(*bytes.first_chunk()?).into()),
-        _ => return None,
-    })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::extent::numel;
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::formats::{Located, OpenError, OpenOptions};
 use crate::layout::rules::{Rules, Sharding};
 use crate::layout::{ArgName, LayoutError, Merger, RankCoord, RankPart, RankParts, RowBiases};
@@ -399,20 +399,21 @@ impl<'a> Whole<'a> {
             left_out: self.left_out,
             ..Origin::default()
         };
-        let mut catalog = Catalog::new(origin, files);
-        catalog.notes.extend(tag.notes.iter().cloned());
-        catalog.notes.append(&mut self.notes);
-        catalog.problems.append(&mut self.problems);
-        let first = self.run.firsts().next();
-        catalog.state = first.map(|(_, model)| model.state.clone()).unwrap_or_default();
-        let args =
-            self.run.run_args.of_run().map(|args| ("args".to_owned(), PlainValue::Map(args)));
-        catalog.state.extend(args);
+        let mut catalog = CatalogBuilder::new(origin, files).with_rules(&options.rules);
+        catalog.notes(tag.notes.iter().cloned());
+        catalog.notes(std::mem::take(&mut self.notes));
+        catalog.problems(std::mem::take(&mut self.problems));
+        if let Some((_, first)) = self.run.firsts().next() {
+            catalog.add_state(&first.path, first.state.clone());
+        }
+        if let Some((_, first)) = self.run.firsts().find(|(_, model)| model.args.is_some()) {
+            catalog.add_args(&first.path, &self.run.run_args);
+        }
         let shardings = std::mem::take(&mut self.shardings);
         let rules = Rules::of_table(RULES, &options.rules).with_checkpoint(shardings);
         let from_masters = self.run.weights == Weights::Masters;
         let model_tp = if from_masters { self.master_tp() } else { self.run.tp };
-        let merge = |catalog: &mut Catalog, parts: &RankParts, tp: u64| {
+        let merge = |catalog: &mut CatalogBuilder<'_>, parts: &RankParts, tp: u64| {
             let merger = Merger {
                 parts,
                 rules: &rules,
@@ -423,58 +424,42 @@ impl<'a> Whole<'a> {
             };
             for (name, held) in parts {
                 match merger.merge(name, held) {
-                    Ok(merged) => {
-                        let entry = Entry { tensor: merged.tensor, is_vocab: merged.is_vocab };
-                        catalog.insert(name.clone(), entry);
-                    }
-                    Err(error) => catalog.problems.push(Problem::of_tensor(name.as_str(), error)),
+                    Ok(merged) => catalog.add_merged([(name.clone(), merged)]),
+                    Err(error) => catalog.problem(Problem::of_tensor(name.as_str(), error)),
                 }
             }
         };
         merge(&mut catalog, &self.model, model_tp);
         merge(&mut catalog, &self.optimizer, self.master_tp());
         for (name, tensor) in std::mem::take(&mut self.unnamed) {
-            catalog.insert(name, Entry { tensor, is_vocab: false });
+            catalog.add(name, tensor);
         }
         self.tie(&mut catalog);
         note_row_biases(&mut catalog);
-        for rule in &options.rules {
-            if !catalog.tensors.keys().any(|name| rule.matches(name.as_str())) {
-                catalog.notes.push(format!("--rule {rule}: no name ends so"));
-            }
-        }
-        catalog
+        catalog.finish()
     }
 
-    /// Parameters that share another one's values: their copies are checked against it.
-    fn tie(&self, catalog: &mut Catalog) {
+    /// Ties the parameters that share another one's values.
+    fn tie(&self, catalog: &mut CatalogBuilder<'_>) {
         for (_, model) in self.run.firsts() {
             for (alias, kept) in &model.shared {
                 let [alias, kept] = [alias, kept].map(|name| Name::new(self.names.of_param(name)));
-                if alias != kept
-                    && catalog.tensors.contains_key(&kept)
-                    && !catalog.tied.contains_key(&alias)
-                {
-                    let copy = catalog.tensors.remove(&alias).map(|entry| entry.tensor);
-                    catalog.tie(alias, kept, copy);
-                }
+                catalog.tie(alias, kept);
             }
         }
-        if let Some((output, embeddings)) = self.names.tied_output()
-            && catalog.tensors.contains_key(&embeddings)
-        {
-            catalog.tie(output, embeddings, None);
+        if let Some((output, embeddings)) = self.names.tied_output() {
+            catalog.tie(output, embeddings);
         }
     }
 }
 
-fn note_row_biases(catalog: &mut Catalog) {
-    let is_open = |entry: &&Entry| {
-        entry.tensor.merge() == Merge::SumIfDifferent && !entry.tensor.replicas().is_empty()
+fn note_row_biases(catalog: &mut CatalogBuilder<'_>) {
+    let is_open = |tensor: &&LogicalTensor| {
+        tensor.merge() == Merge::SumIfDifferent && !tensor.replicas().is_empty()
     };
-    let count = catalog.tensors.values().filter(is_open).count();
+    let count = catalog.tensors().map(|(_, tensor)| tensor).filter(is_open).count();
     if count > 0 {
-        catalog.notes.push(format!(
+        catalog.note(format!(
             "nothing says whether {count} biases of row-parallel layers are copies or parts of a sum: taken as parts \
              of a sum where they differ; --set gpt_j_residual=true or false settles it"
         ));

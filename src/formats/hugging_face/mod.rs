@@ -14,9 +14,9 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::containers::safetensors::Safetensors;
-use crate::names::{Name, is_vocabulary};
+use crate::names::Name;
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
@@ -68,71 +68,57 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
             looked_for: "model.safetensors, pytorch_model.bin, their numbered parts or an index of them",
         });
     };
-    let mut folder = Folder {
-        path: folder,
-        files: FileSet::default(),
-        bounds: Bounds::new(path),
-        problems: Vec::new(),
-        notes: source.notes(path),
-        state: BTreeMap::new(),
-    };
+    let origin = Origin { format: FORMAT.name, ..Origin::default() };
+    let mut catalog = CatalogBuilder::new(origin, FileSet::default());
+    catalog.notes(source.notes(path));
+    let mut folder = Folder { path: folder, bounds: Bounds::new(path), catalog };
     // A file on its own is what is in it and no more.
     if path.is_dir() {
         folder.read_companions();
         if path.join(SHARDED).is_dir() {
             let note = "holds the same tensors once more in chunks, and is not read";
-            folder.notes.push(format!("{SHARDED}/ {note}"));
+            folder.catalog.note(format!("{SHARDED}/ {note}"));
         }
     }
-    folder.into_catalog(&source, options)
+    folder.read(&source, options)
 }
 
 /// A folder on the way to a catalog.
 struct Folder<'a> {
     path: &'a Path,
-    files: FileSet,
     bounds: Bounds,
-    problems: Vec<Problem>,
-    notes: Vec<String>,
-    state: BTreeMap<String, PlainValue>,
+    catalog: CatalogBuilder<'a>,
 }
 
 impl Folder<'_> {
     fn read_companions(&mut self) {
         for (file, key) in COMPANIONS {
-            match read_json(&self.path.join(file)) {
-                Ok(Some(fact)) => {
-                    self.state.insert(key.to_owned(), fact);
+            let path = self.path.join(file);
+            match read_json(&path) {
+                Ok(value) => {
+                    self.catalog.add_state(&path, value.map(|value| (key.to_owned(), value)));
                 }
-                Ok(None) => {}
-                Err(message) => self.notes.push(format!("{file}: {message}")),
+                Err(message) => self.catalog.note(format!("{file}: {message}")),
             }
         }
     }
 
     /// A value of the model's own description, or of its language model's.
     fn config(&self, key: &str) -> Option<&PlainValue> {
-        let Some(PlainValue::Map(config)) = self.state.get("config") else { return None };
-        let nested = || match config.get("text_config") {
-            Some(PlainValue::Map(text)) => text.get(key),
-            _ => None,
-        };
-        config.get(key).or_else(nested)
+        let config = self.catalog.state().config()?;
+        config.get(key).or_else(|| config.get("text_config")?.as_map()?.get(key))
     }
 
     fn problem(&mut self, file: &str, message: String) {
-        self.problems.push(Problem { file: Some(self.path.join(file)), tensor: None, message });
+        self.catalog.problem(Problem::of_file(self.path.join(file), message));
     }
 
-    fn into_catalog(
-        mut self,
-        source: &Source,
-        options: &OpenOptions,
-    ) -> Result<Catalog, OpenError> {
+    fn read(mut self, source: &Source, options: &OpenOptions) -> Result<Catalog, OpenError> {
         let index = match &source.index {
             Some(file) => {
-                let (index, metadata) = Index::read(&self.path.join(file))?;
-                self.state.extend(metadata.map(|metadata| ("index".to_owned(), metadata)));
+                let path = self.path.join(file);
+                let (index, metadata) = Index::read(&path)?;
+                self.catalog.add_state(&path, metadata.map(|value| ("index".to_owned(), value)));
                 Some(index)
             }
             None => None,
@@ -142,7 +128,7 @@ impl Folder<'_> {
             None => source.files.clone(),
         };
         if let Some(index) = &index {
-            self.notes.extend(source.unnamed(index));
+            self.catalog.notes(source.unnamed(index));
         }
         for file in &source.missing {
             self.problem(
@@ -152,7 +138,7 @@ impl Folder<'_> {
         }
         let mut present = Vec::new();
         for file in wanted {
-            match self.files.add(&self.path.join(&file)) {
+            match self.catalog.files_mut().add(&self.path.join(&file)) {
                 Ok(id) => present.push((file, id)),
                 Err(source) if index.is_none() => {
                     return Err(OpenError::Io { path: self.path.join(file), source });
@@ -169,27 +155,26 @@ impl Folder<'_> {
                 }
             }
         }
-        let parts = read_parts(&self.files, present)?;
+        let parts = read_parts(self.catalog.files(), present)?;
         if let (Some(index), Some(file)) = (&index, &source.index) {
-            self.problems.extend(misplaced(index, &self.path.join(file), &parts));
+            self.catalog.problems(misplaced(index, &self.path.join(file), &parts));
         }
         Ok(self.gather(index.as_ref(), parts, options))
     }
 
     fn gather(mut self, index: Option<&Index>, parts: Vec<Part>, options: &OpenOptions) -> Catalog {
-        let mut origin = Origin { format: FORMAT.name, shards: parts.len(), ..Origin::default() };
-        if let Some(PlainValue::Text(version)) = self.config("transformers_version") {
-            origin.writer = Some(format!("transformers {version}"));
-        }
+        self.catalog.origin.shards = parts.len();
+        let version = self.config("transformers_version").and_then(PlainValue::as_text);
+        self.catalog.origin.writer = version.map(|version| format!("transformers {version}"));
         let tied_by_config = self.config("tie_word_embeddings").cloned();
         let mut tensors: BTreeMap<Name, LogicalTensor> = BTreeMap::new();
         let mut aliases = BTreeMap::new();
         for Part { file, tensors: found, metadata, problems } in parts {
-            self.problems.extend(problems);
+            self.catalog.problems(problems);
             let mut bounds = Bounds::new(&self.path.join(file));
             for (stored_name, stored) in found {
                 if names::is_buffer(&stored_name, stored.shape()) {
-                    origin.left_out += 1;
+                    self.catalog.origin.left_out += 1;
                     continue;
                 }
                 if let Err(excess) = self.bounds.enter(&stored_name, 0) {
@@ -214,22 +199,19 @@ impl Folder<'_> {
                     }
                 }
             }
-            self.problems.extend(bounds.into_problems());
+            self.catalog.problems(bounds.into_problems());
             aliases.extend(metadata);
         }
-        let tensors = names::with_prefix(tensors);
-        let mut catalog = Catalog::new(origin, self.files);
-        self.problems.extend(self.bounds.into_problems());
-        (catalog.notes, catalog.problems, catalog.state) = (self.notes, self.problems, self.state);
+        let Self { mut catalog, bounds, .. } = self;
+        catalog.problems(bounds.into_problems());
         if options.wants(Section::Model) {
-            for (name, tensor) in tensors {
-                let is_vocab = is_vocabulary(name.as_str());
-                catalog.insert(name, Entry { tensor, is_vocab });
+            for (name, tensor) in names::with_prefix(tensors) {
+                catalog.add(name, tensor);
             }
             tie_aliases(&mut catalog, aliases);
             tie_output_layer(&mut catalog, tied_by_config.as_ref());
         }
-        catalog
+        catalog.finish()
     }
 }
 
@@ -260,26 +242,24 @@ fn misplaced(index: &Index, path: &Path, parts: &[Part]) -> Vec<Problem> {
 }
 
 /// What safetensors left out because it shares another tensor's memory: `__metadata__` has one name for the other.
-fn tie_aliases(catalog: &mut Catalog, aliases: BTreeMap<String, String>) {
+fn tie_aliases(catalog: &mut CatalogBuilder<'_>, aliases: BTreeMap<String, String>) {
     for (name, to) in aliases {
         let [name, to] = [name, to].map(|name| Name::new(names::unwrapped(&name)));
-        if catalog.tensors.contains_key(&to) && !catalog.tensors.contains_key(&name) {
-            catalog.tie(name, to, None);
+        if !catalog.has(&name) {
+            catalog.tie(name, to);
         }
     }
 }
 
 /// An output layer that the configuration says is tied, or that is not there though nothing says that it is not tied.
-fn tie_output_layer(catalog: &mut Catalog, config: Option<&PlainValue>) {
-    if config == Some(&PlainValue::Bool(false)) {
-        return;
+fn tie_output_layer(catalog: &mut CatalogBuilder<'_>, config: Option<&PlainValue>) {
+    let pair = names::tied_pair(catalog.tensors().map(|(name, _)| name));
+    let Some((output, embedding)) = pair else { return };
+    let is_tied = match config {
+        Some(PlainValue::Bool(is_tied)) => *is_tied,
+        _ => !catalog.has(&output),
+    };
+    if is_tied {
+        catalog.tie(output, embedding);
     }
-    let is_tied = config == Some(&PlainValue::Bool(true));
-    let Some((output, embedding)) = names::tied_pair(catalog.tensors.keys()) else { return };
-    let is_stored = catalog.tensors.contains_key(&output);
-    if catalog.tied.contains_key(&output) || (is_stored && !is_tied) {
-        return;
-    }
-    let copy = catalog.tensors.remove(&output).map(|entry| entry.tensor);
-    catalog.tie(output, embedding, copy);
 }

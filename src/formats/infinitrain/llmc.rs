@@ -5,14 +5,15 @@
 //! layers together, weights as `[out, in]`. The names are InfiniTrain's.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::base::dtype::Dtype;
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, Entry, Origin, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Origin, Section};
 use crate::formats::walk::Bounds;
 use crate::formats::{OpenError, OpenOptions};
-use crate::names::{Name, Naming, is_vocabulary};
+use crate::names::{Name, Naming};
 use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::{ByteOrder, LogicalTensor, StoredTensor};
 
@@ -84,7 +85,7 @@ pub(super) fn read(
         let what = format!("{} bytes behind its last tensor, from byte {at} on", region.len - at);
         return Err(content(what));
     }
-    header.catalog(files, found, options).map_err(content)
+    header.catalog(&path, files, found, options).map_err(content)
 }
 
 struct Header {
@@ -223,6 +224,7 @@ impl Header {
 
     fn catalog(
         &self,
+        path: &Path,
         files: FileSet,
         found: Vec<(String, Vec<u64>, Region)>,
         options: &OpenOptions,
@@ -234,24 +236,23 @@ impl Header {
             naming: Naming::InfiniTrain,
             ..Origin::default()
         };
-        let mut catalog = Catalog::new(origin, files);
+        let mut catalog = CatalogBuilder::new(origin, files);
         let state = self.fields.iter().filter_map(|(name, value)| {
             Some(((*name).to_owned(), PlainValue::Int(i64::try_from(*value).ok()?)))
         });
-        catalog.state = state.collect();
+        catalog.add_state(path, state);
         if !options.wants(Section::Model) {
-            return Ok(catalog);
+            return Ok(catalog.finish());
         }
         for (name, shape, data) in found {
             let stored = StoredTensor::contiguous(self.dtype, shape, data, ByteOrder::Little)
                 .map_err(|error| format!("{name}: {error}"))?;
-            let is_vocab = is_vocabulary(&name);
             let tensor = LogicalTensor::from_stored(&stored, name.as_str());
-            catalog.insert(Name::new(name), Entry { tensor, is_vocab });
+            catalog.add(Name::new(name), tensor);
         }
         if self.model == Model::Gpt2 {
-            catalog.tie(Name::new(LM_HEAD), Name::new(WTE), None);
+            catalog.tie(Name::new(LM_HEAD), Name::new(WTE));
         }
-        Ok(catalog)
+        Ok(catalog.finish())
     }
 }

@@ -12,8 +12,7 @@ use rayon::prelude::*;
 
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, Origin, Problem, Section};
-use crate::formats::merged::insert_merged;
+use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::formats::{Located, MissingShard, OpenError, OpenOptions};
 use crate::layout::rules::Rules;
 use crate::layout::{
@@ -59,6 +58,7 @@ struct Rank {
 /// How the ranks of a step are laid out, and what the run says of itself.
 struct Run {
     state: TrainerState,
+    state_file: PathBuf,
     run_args: RunArgs,
     world: ParallelLayout,
     /// Ranks that hold the same part of the model.
@@ -128,7 +128,7 @@ pub(super) fn read_all(located: &Located, options: &OpenOptions) -> Result<Catal
     }
     for (number, folder) in folders.range(total..) {
         let message = format!("is rank {number}, but {}; left out", run.sizes_text(options));
-        run.problems.push(Problem { file: Some(path.join(folder)), tensor: None, message });
+        run.problems.push(Problem::of_file(path.join(folder), message));
     }
     let ranks: Vec<Rank> = present
         .into_par_iter()
@@ -244,8 +244,7 @@ impl Run {
                 Ok(Some(state)) => states.push((label, folder, state)),
                 Ok(None) => without.push(label),
                 Err(message) => {
-                    let file = Some(folder.join(trainer_state::FILE));
-                    problems.push(Problem { file, tensor: None, message });
+                    problems.push(Problem::of_file(folder.join(trainer_state::FILE), message));
                 }
             }
         }
@@ -255,14 +254,15 @@ impl Run {
             notes.push(format!("no {} in {count} folders: {first}, ...", trainer_state::FILE));
         }
         let mut states = states.into_iter();
-        let (first, state) =
-            states.next().map_or_else(Default::default, |(label, _, state)| (label, state));
+        let ((first, state_file), state) =
+            states.next().map_or_else(Default::default, |(label, folder, state)| {
+                ((label, folder.join(trainer_state::FILE)), state)
+            });
         for (_, folder, other) in states {
             let differs = |key: &&&str| other.get(**key) != state.get(**key);
             if let Some(key) = SHARED.iter().find(differs) {
                 let message = format!("says another {key} than that of {first}");
-                let file = Some(folder.join(trainer_state::FILE));
-                problems.push(Problem { file, tensor: None, message });
+                problems.push(Problem::of_file(folder.join(trainer_state::FILE), message));
             }
         }
         let run_args = RunArgs::new(trainer_state::run_args(&state), &options.run_args);
@@ -280,7 +280,7 @@ impl Run {
             }
         }
         let world = ParallelLayout::new(&[], &run_args).map_err(in_layout)?;
-        Ok(Self { state, run_args, world, replicas: 1, problems, notes })
+        Ok(Self { state, state_file, run_args, world, replicas: 1, problems, notes })
     }
 
     /// How many ranks hold the same; returns how many there are in all.
@@ -329,27 +329,40 @@ impl Run {
         located: &Located,
         options: &OpenOptions,
     ) -> Catalog {
-        let shards = ranks.len();
         let mut layout = format!("tp{} pp{}", self.world.tp, self.world.pp);
         if self.replicas > 1 {
             layout.push_str(&format!(" dp{}", self.replicas));
         }
         let stages = self.number_layers(&ranks, is_shard);
-        let mut merger = Naming { stages, left_out: 0, shards: Vec::new(), problems: Vec::new() };
+        let origin = Origin {
+            format: super::FORMAT.name,
+            layout,
+            iteration: trainer_state::integer(&self.state, "global_step").or(located.iteration),
+            shards: ranks.len(),
+            naming: names::Naming::InfiniTrain,
+            ..Origin::default()
+        };
+        let catalog = CatalogBuilder::new(origin, files)
+            .with_rules(&options.rules)
+            .of_shard(self.world.tp != self.world.declared_tp);
+        let mut naming = RankNaming { stages, shards: Vec::new(), catalog };
+        naming.catalog.notes(self.notes);
+        naming.catalog.problems(self.problems);
         let mut optimizers = Vec::new();
         let has_optimizer = ranks.iter().any(|rank| rank.optimizer.is_some());
         for rank in ranks {
-            merger.add(&files, rank.coord, rank.model);
+            naming.add(rank.coord, rank.model);
             match rank.optimizer {
                 Some(optimizer) => optimizers.push((rank.label, optimizer)),
                 None if has_optimizer => {
-                    let message = "missing, where other ranks have one".to_owned();
-                    let file = Some(rank.folder.join("optimizer.ckpt"));
-                    merger.problems.push(Problem { file, tensor: None, message });
+                    let message = "missing, where other ranks have one";
+                    let path = rank.folder.join("optimizer.ckpt");
+                    naming.catalog.problem(Problem::of_file(path, message));
                 }
                 None => {}
             }
         }
+        let RankNaming { mut catalog, shards, .. } = naming;
         let rules = Rules::of_table(RULES, &options.rules);
         let model = ShardedModel {
             layout: &self.world,
@@ -357,32 +370,17 @@ impl Run {
             order: HeadOrder::HeadsFirst,
             rules: &rules,
         };
-        let assembly = model.assemble_named(merger.shards);
-        let iteration = trainer_state::integer(&self.state, "global_step").or(located.iteration);
-        let origin = Origin {
-            format: super::FORMAT.name,
-            layout,
-            iteration,
-            shards,
-            left_out: merger.left_out,
-            naming: names::Naming::InfiniTrain,
-            ..Origin::default()
-        };
-        let mut catalog = Catalog::new(origin, files);
-        catalog.notes = self.notes;
-        catalog.problems = self.problems;
-        catalog.problems.extend(merger.problems);
+        let assembly = model.assemble_named(shards);
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, error);
-        catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
-        catalog.state = self.state.into_iter().collect();
+        catalog.problems(assembly.problems.into_iter().map(of_tensor));
+        catalog.add_state(&self.state_file, self.state);
         if options.wants(Section::Model) {
-            let is_whole = self.world.tp == self.world.declared_tp;
-            insert_merged(&mut catalog, assembly.tensors, is_whole, &options.rules);
+            catalog.add_merged(assembly.tensors);
             let is_whole = !is_shard && self.world.pp == 1;
             tie_output_layer(&mut catalog, is_whole, &self.run_args);
         }
         add_adam(&mut catalog, optimizers);
-        catalog
+        catalog.finish()
     }
 
     /// How the layers of the model are shared out, where there are several stages; notes what nobody says.
@@ -413,7 +411,7 @@ impl Run {
                 message.push_str("; if nothing is missing, say so with --set num_layers=");
                 message.push_str(&found.to_string());
             }
-            self.problems.push(Problem { file: None, tensor: None, message });
+            self.problems.push(Problem::of_whole(message));
         }
         if self.world.pp > 1
             && self.run_args.get(VPP).is_none()
@@ -441,30 +439,26 @@ fn is_given(options: &OpenOptions) -> bool {
 }
 
 /// Gives every rank's tensors the names that they have in the model.
-struct Naming {
+struct RankNaming<'a> {
     stages: Option<Stages>,
-    left_out: usize,
     shards: Vec<(Name, Shard)>,
-    problems: Vec<Problem>,
+    catalog: CatalogBuilder<'a>,
 }
 
-impl Naming {
-    fn add(&mut self, files: &FileSet, rank: RankCoord, file: NativeFile) {
-        self.problems.extend(file.problems);
+impl RankNaming<'_> {
+    fn add(&mut self, rank: RankCoord, file: NativeFile) {
+        self.catalog.problems(file.problems);
         let mut known: HashMap<Name, Arc<str>> = HashMap::new();
         for (stored_name, tensor) in file.tensors {
             let name = unwrapped(&stored_name);
             if is_buffer(name) {
-                self.left_out += 1;
+                self.catalog.origin.left_out += 1;
                 continue;
             }
             let mut problem = |message: String| {
-                let file = Some(files.path(tensor.storage().file).to_path_buf());
-                self.problems.push(Problem {
-                    file,
-                    tensor: Some(stored_name.to_string()),
-                    message,
-                });
+                let file = self.catalog.files().path(tensor.storage().file).to_path_buf();
+                let problem = Problem::of_tensor(stored_name.to_string(), message);
+                self.catalog.problem(problem.in_file(file));
             };
             let name = match (layer_of(name), self.stages) {
                 (Some((index, rest)), Some(stages)) => match stages.global(rank.pp, index) {
@@ -489,15 +483,13 @@ impl Naming {
 
 /// GPT-2 alone has position embeddings, and with one stage it ties its output layer to the word embeddings; on several
 /// stages the two go their own ways.
-fn tie_output_layer(catalog: &mut Catalog, is_whole: bool, run_args: &RunArgs) {
+fn tie_output_layer(catalog: &mut CatalogBuilder<'_>, is_whole: bool, run_args: &RunArgs) {
     let is_untied =
         run_args.get(ArgName::UNTIE_EMBEDDINGS_AND_OUTPUT_WEIGHTS) == Some(&PlainValue::Bool(true));
-    let has = |name| catalog.tensors.contains_key(&Name::new(name));
+    let has = |name| catalog.has(&Name::new(name));
     let is_gpt2 = has("transformer.wpe.weight") && has(WTE);
     if !is_gpt2 || is_untied || !is_whole {
         return;
     }
-    let output = Name::new(LM_HEAD);
-    let copy = catalog.tensors.remove(&output).map(|entry| entry.tensor);
-    catalog.tie(output, Name::new(WTE), copy);
+    catalog.tie(Name::new(LM_HEAD), Name::new(WTE));
 }

@@ -99,17 +99,19 @@ fn of_objects(
             }
         };
         let (values, root) = (torch.values(), torch.root());
+        let file = checkpoint.path_of_object(key).unwrap_or_default();
         match key.as_str() {
             "args" => {
                 let mut bounds = Bounds::new(Path::new(key));
                 common.args = facts_of(&torch, root, &mut bounds).unwrap_or_default();
+                common.args_file = file;
                 problems.extend(bounds.into_problems());
             }
             _ => {
                 if key == "iteration" {
                     common.iteration = values.as_u64(root);
                 }
-                common.state.insert(key.clone(), state_of(&torch, root));
+                common.state.insert(key.clone(), &file, state_of(&torch, root));
             }
         }
     }

@@ -10,11 +10,11 @@ pub(super) mod torch_dist;
 pub(super) mod zarr;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, RunState, Section};
 use crate::containers::torch::{TorchFile, ValueId};
 use crate::layout::rules::Rules;
 use crate::layout::{ArgName, Global, RunArgs, from_global};
@@ -23,7 +23,6 @@ use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
-use super::merged::{insert_merged, tie_output_layer};
 use super::state::{facts_of, state_at};
 use super::walk::Bounds;
 use super::{Located, OpenOptions};
@@ -73,7 +72,10 @@ struct Found {
 #[derive(Debug, Default)]
 struct Common {
     args: BTreeMap<String, PlainValue>,
-    state: BTreeMap<String, PlainValue>,
+    /// The file with the arguments in it.
+    args_file: PathBuf,
+    /// Everything else.
+    state: RunState,
     iteration: Option<u64>,
 }
 
@@ -86,11 +88,15 @@ impl Common {
         if values.mapping(root).is_none() {
             bounds.problem("", "holds no dict of what the run says of itself");
         }
-        let common = Self {
+        let mut common = Self {
             args: args.and_then(|args| facts_of(torch, args, &mut bounds)).unwrap_or_default(),
-            state: state_at(torch, root, |key| key != "args"),
+            args_file: path.to_path_buf(),
+            state: RunState::default(),
             iteration: values.dict_get(root, "iteration").and_then(|id| values.as_u64(id)),
         };
+        for (key, value) in state_at(torch, root, |key| key != "args") {
+            common.state.insert(key, path, value);
+        }
         (common, bounds.into_problems())
     }
 
@@ -111,13 +117,7 @@ impl Common {
 
     /// How the distributed optimizer cut its state, where it says so.
     fn optimizer_sharding(&self) -> Option<&str> {
-        let text = |outer: &str, inner: &str| match self.state.get(outer) {
-            Some(PlainValue::Map(entries)) => match entries.get(inner) {
-                Some(PlainValue::Text(text)) => Some(text.as_str()),
-                _ => None,
-            },
-            _ => None,
-        };
+        let text = |outer, inner| self.state.get(outer)?.as_map()?.get(inner)?.as_text();
         text("optimizer", "param_state_sharding_type")
             .or_else(|| text("content_metadata", "distrib_optim_sharding_type"))
     }
@@ -217,51 +217,46 @@ fn into_catalog(
         ..Origin::default()
     };
     let sharding = common.optimizer_sharding().map(str::to_owned);
-    let mut catalog = Catalog::new(origin, files);
-    catalog.problems = problems;
-    catalog.notes = notes;
-    catalog.state = common.state;
-    catalog.state.extend(run_args.of_run().map(|args| ("args".to_owned(), PlainValue::Map(args))));
+    let mut catalog = CatalogBuilder::new(origin, files).with_rules(&options.rules);
+    catalog.problems(problems);
+    catalog.notes(notes);
+    catalog.add_run_state(common.state);
+    catalog.add_args(&common.args_file, &run_args);
     for (name, error) in assembly.problems {
-        catalog.problems.push(Problem::of_tensor(name, error));
+        catalog.problem(Problem::of_tensor(name, error));
     }
     let mut merged = assembly.tensors;
     merged.retain(|name, _| options.wants(Section::of(name.as_str())));
-    insert_merged(&mut catalog, merged, true, &options.rules);
+    catalog.add_merged(merged);
     add_buckets(&mut catalog, buckets, sharding.as_deref());
     let prefixes = states.iter().map(|state| format!("optimizer.{state}."));
     let model = options.wants(Section::Model).then(String::new);
     for prefix in model.into_iter().chain(prefixes) {
-        tie_output_layer(&mut catalog, &prefix, None, &run_args);
+        catalog.tie_output_layer(&prefix, None, &run_args);
     }
     if located.path.join(MODELOPT).is_dir() {
-        catalog.notes.push(format!("left out {MODELOPT}, which is no part of the model"));
+        catalog.note(format!("left out {MODELOPT}, which is no part of the model"));
     }
-    catalog
+    catalog.finish()
 }
 
 /// Buckets go in under their own names: only one of the same layout is comparable.
-fn add_buckets(catalog: &mut Catalog, buckets: Buckets, sharding: Option<&str>) {
+fn add_buckets(catalog: &mut CatalogBuilder<'_>, buckets: Buckets, sharding: Option<&str>) {
     let kind = sharding.map(|kind| format!(" ({kind})")).unwrap_or_default();
     if !buckets.tensors.is_empty() {
-        catalog.notes.push(format!(
+        catalog.note(format!(
             "the optimizer's states are stored by bucket{kind}, without the names of parameters: a bucket is compared with \
              the same bucket only, and what lies between its parameters is not initialised"
         ));
     }
     for (name, tensor) in buckets.tensors {
-        if catalog.tensors.contains_key(&name) {
-            let message = "two tensors of the optimizer go by this name";
-            catalog.problems.push(Problem::of_tensor(name.as_str(), message));
-        } else {
-            catalog.insert(name, Entry { tensor, is_vocab: false });
-        }
+        catalog.add(name, tensor);
     }
     for key in buckets.nameless {
         let message = format!(
             "holds the optimizer's states of a group of ranks{kind} without the names of parameters, so they cannot be compared"
         );
-        catalog.problems.push(Problem::of_tensor(key, message));
+        catalog.problem(Problem::of_tensor(key, message));
     }
 }
 

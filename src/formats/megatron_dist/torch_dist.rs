@@ -46,7 +46,7 @@ pub(super) fn read_with(
     let (checkpoint, mut found) = dcp::open(metadata, files, &located.path, wanted);
     let (common, problems) = match Common::of_folder(&located.path, &mut found.files) {
         Some(common) => common,
-        None => of_object(&checkpoint, &found, &located.path),
+        None => of_object(&checkpoint, &found),
     };
     found.common = common;
     found.problems.extend(problems);
@@ -59,7 +59,7 @@ pub(super) fn read_with(
 }
 
 /// What the run says of itself, from a list with one dict in it; nothing where there is none.
-fn of_object(checkpoint: &Checkpoint, found: &Found, folder: &Path) -> (Common, Vec<Problem>) {
+fn of_object(checkpoint: &Checkpoint, found: &Found) -> (Common, Vec<Problem>) {
     let Some(key) = found.objects.iter().find(|key| key.starts_with(COMMON_OBJECT)) else {
         return (Common::default(), Vec::new());
     };
@@ -67,6 +67,7 @@ fn of_object(checkpoint: &Checkpoint, found: &Found, folder: &Path) -> (Common, 
         Ok(torch) => torch,
         Err(error) => return (Common::default(), vec![Problem::of_tensor(key, error)]),
     };
+    let path = checkpoint.path_of_object(key).unwrap_or_default();
     let first = torch.values().sequence(torch.root()).and_then(|mut members| members.next());
-    Common::read(&torch, first.unwrap_or(torch.root()), &folder.join(key))
+    Common::read(&torch, first.unwrap_or(torch.root()), &path)
 }

@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::base::limits::{LIMITS, OverLimit};
-use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, Entry, Origin, Problem, Section};
-use crate::formats::merged::{insert_merged, tie_output_layer};
+use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::formats::{Located, OpenOptions};
 use crate::layout::rules::Rules;
 use crate::layout::{
@@ -36,27 +34,35 @@ impl RankedCheckpoint<'_> {
             ranks.iter().flat_map(|(_, rank)| rank.chunks.keys().copied()).collect();
         let iteration = ranks.iter().find_map(|(_, rank)| rank.iteration).or(located.iteration);
         let order = HeadOrder::of_version(ranks.iter().find_map(|(_, rank)| rank.version));
+        let origin = Origin {
+            format: FORMAT.name,
+            layout: layout_text(&layout, chunks.len()),
+            iteration,
+            shards: ranks.len(),
+            naming: Naming::Canonical,
+            ..Origin::default()
+        };
+        let mut catalog = CatalogBuilder::new(origin, files)
+            .with_rules(&options.rules)
+            .of_shard(layout.tp != layout.declared_tp);
+        catalog.notes(notes);
         let mut shards = Vec::new();
-        let mut problems = Vec::new();
-        let mut left_out = 0;
-        let shard_files = ranks.len();
-        let mut state = BTreeMap::new();
         let mut optimizers = Vec::new();
+        if let Some((_, rank)) = ranks.iter().find(|(_, rank)| rank.args.is_some()) {
+            catalog.add_args(&rank.path, &run_args);
+        }
         for (coord, rank) in ranks {
             optimizers.extend(rank.optimizer.map(|optimizer| (coord, optimizer)));
-            state.extend(rank.state);
-            left_out += rank.left_out;
-            problems.extend(rank.problems);
+            catalog.add_state(&rank.path, rank.state);
+            catalog.origin.left_out += rank.left_out;
+            catalog.problems(rank.problems);
             if !rank.chunks.keys().eq(&chunks) {
-                problems.push(Problem {
-                    file: Some(rank.path),
-                    tensor: None,
-                    message: format!(
-                        "holds {} of the {} model chunks that other ranks hold",
-                        rank.chunks.len(),
-                        chunks.len()
-                    ),
-                });
+                let message = format!(
+                    "holds {} of the {} model chunks that other ranks hold",
+                    rank.chunks.len(),
+                    chunks.len()
+                );
+                catalog.problem(Problem::of_file(rank.path, message));
             }
             for (vp, tensors) in rank.chunks {
                 let rank = RankCoord { vp, ..coord };
@@ -69,31 +75,15 @@ impl RankedCheckpoint<'_> {
         let assembly = model.assemble(shards);
         let told = |(name, error): &(String, LayoutError)| (name.clone(), error.to_string());
         let known = assembly.problems.iter().map(told).collect();
-        let origin = Origin {
-            format: FORMAT.name,
-            layout: layout_text(&layout, chunks.len()),
-            iteration,
-            shards: shard_files,
-            left_out: left_out + assembly.buffers,
-            naming: Naming::Canonical,
-            ..Origin::default()
-        };
-        let mut catalog = Catalog::new(origin, files);
-        catalog.notes = notes;
-        catalog.problems = problems;
-        state.extend(run_args.of_run().map(|args| ("args".to_owned(), PlainValue::Map(args))));
-        catalog.state = state;
+        catalog.origin.left_out += assembly.buffers;
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, error);
-        catalog.problems.extend(assembly.problems.into_iter().map(of_tensor));
-        let tensors =
-            if options.wants(Section::Model) { assembly.tensors } else { BTreeMap::new() };
-        let is_whole = layout.tp == layout.declared_tp;
-        insert_merged(&mut catalog, tensors, is_whole, &options.rules);
+        catalog.problems(assembly.problems.into_iter().map(of_tensor));
         if options.wants(Section::Model) {
-            tie_output_layer(&mut catalog, "", assembly.tied_output, &run_args);
+            catalog.add_merged(assembly.tensors);
+            catalog.tie_output_layer("", assembly.tied_output, &run_args);
         }
         StateAssembler { model, known }.add_optimizer(&mut catalog, optimizers);
-        catalog
+        catalog.finish()
     }
 }
 
@@ -105,33 +95,33 @@ struct StateAssembler<'a> {
 }
 
 impl StateAssembler<'_> {
-    fn add_optimizer(&mut self, catalog: &mut Catalog, ranks: Vec<(RankCoord, RankOptimizer)>) {
+    fn add_optimizer(
+        &mut self,
+        catalog: &mut CatalogBuilder<'_>,
+        ranks: Vec<(RankCoord, RankOptimizer)>,
+    ) {
         let names: BTreeSet<String> =
             ranks.iter().flat_map(|(_, rank)| rank.states.keys().cloned()).collect();
         if names.len() > LIMITS.param_states {
             let (limit, found) = (LIMITS.param_states as u64, names.len() as u64);
             let error = OverLimit::found("kinds of optimizer state", limit, found);
-            catalog.problems.push(Problem::of_tensor("optimizer", error));
+            catalog.problem(Problem::of_tensor("optimizer", error));
             return;
         }
         let mut incomplete = IncompleteStates::default();
         let mut without: Option<BTreeSet<Name>> = None;
         for state in &names {
             let assembly = self.assemble_state(state, &ranks);
-            for (name, merged) in assembly.tensors {
-                let is_vocab =
-                    merged.is_vocab && self.model.layout.tp == self.model.layout.declared_tp;
-                let entry = Entry { tensor: merged.tensor, is_vocab };
-                catalog.insert(of_state(state, name.as_str()), entry);
-            }
+            let named = |(name, merged): (Name, _)| (of_state(state, name.as_str()), merged);
+            catalog.add_merged(assembly.tensors.into_iter().map(named));
             let prefix = format!("optimizer.{state}.");
-            tie_output_layer(catalog, &prefix, assembly.tied_output, self.model.args);
+            catalog.tie_output_layer(&prefix, assembly.tied_output, self.model.args);
             for (name, error) in assembly.problems {
                 if matches!(error, LayoutError::RankMissing { .. }) {
                     incomplete.note(of_state(state, &name).as_str());
                 } else if !self.known.contains(&(name.clone(), error.to_string())) {
                     let name = of_state(state, &name);
-                    catalog.problems.push(Problem::of_tensor(name.as_str(), error));
+                    catalog.problem(Problem::of_tensor(name.as_str(), error));
                 }
             }
             without = Some(match without {
@@ -148,11 +138,10 @@ impl StateAssembler<'_> {
             if !may_be_absent {
                 let message = "missing: it holds this rank's optimizer state; \
                      leave the optimizer out with --section model";
-                let message = message.to_owned();
-                catalog.problems.push(Problem { file: Some(file), tensor: None, message });
+                catalog.problem(Problem::of_file(file, message));
             }
         }
-        catalog.problems.extend(incomplete.into_problem());
+        catalog.problems(incomplete.into_problem());
     }
 
     fn assemble_state(&self, state: &str, ranks: &[(RankCoord, RankOptimizer)]) -> Assembly {

@@ -28,19 +28,18 @@ mod state_dict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::base::dtype::Dtype;
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::containers::torch::TorchFile;
-use crate::formats::chain_text;
+use crate::formats::state::scalar;
 use crate::formats::walk::Bounds;
 use crate::layout::RunArgs;
 use crate::storage::{FileId, FileSet};
-use crate::tensor::{ByteOrder, StoredTensor};
+use crate::tensor::{LogicalTensor, StoredTensor};
 
 use distrib_optim::BufferReader;
 use param_ids::states_by_name;
-use params::{UnmatchedState, params_in_order};
+use params::params_in_order;
 use state_dict::{ChainedOptimizer, StateDictReader, run_state};
 
 pub(super) use params::{ModelChunks, ModelParam, ParamState, ParamStates};
@@ -122,7 +121,7 @@ impl RankOptimizer {
     /// Keeps the steps of all parameters as plain values: torch counts those of each in a tensor.
     fn set_steps(&mut self, files: &FileSet, counters: &[StoredTensor]) {
         let steps: BTreeSet<u64> =
-            counters.iter().map_while(|counter| scalar(files, counter)).collect();
+            counters.iter().map_while(|tensor| counter(files, tensor)).collect();
         if !steps.is_empty() {
             let steps = steps.into_iter().filter_map(|step| i64::try_from(step).ok());
             let steps = PlainValue::List(steps.map(PlainValue::Int).collect());
@@ -139,43 +138,31 @@ impl RankOptimizer {
         run_args: &RunArgs,
     ) -> ParamStates {
         let mut bounds = Bounds::new(files.path(file));
-        let states = match TorchFile::open(files, files.whole(file)) {
-            Err(error) => Err(chain_text(&error)),
+        let mut states = ParamStates::new();
+        match TorchFile::open(files, files.whole(file)) {
+            Err(error) => bounds.problem("", error),
             Ok(torch) => {
                 let params = &self.params;
                 let mut reader =
                     BufferReader { torch: &torch, run_args, params, bounds: &mut bounds };
-                reader.read(optimizers).map_err(|error: UnmatchedState| error.to_string())
+                match reader.read(optimizers) {
+                    Ok(found) => states = found,
+                    Err(error) => bounds.problem("", error),
+                }
             }
-        };
-        let states = states.unwrap_or_else(|error| {
-            bounds.problem("", error);
-            ParamStates::new()
-        });
+        }
         self.problems.extend(bounds.into_problems());
         states
     }
 }
 
 /// A counter that is a tensor: torch counts the steps of each parameter in one.
-fn scalar(files: &FileSet, tensor: &StoredTensor) -> Option<u64> {
-    let (dtype, storage) = (tensor.dtype(), tensor.storage());
-    let size = usize::try_from(dtype.size()).ok().filter(|&size| size <= 8)?;
-    let at = tensor.storage_offset().checked_mul(dtype.size())?;
-    let mut bytes = [0; 8];
-    let offset = storage.offset.checked_add(at)?;
-    files.read_exact_at(storage.file, bytes.get_mut(..size)?, offset).ok()?;
-    if tensor.byte_order() == ByteOrder::Big {
-        bytes.get_mut(..size)?.reverse();
+fn counter(files: &FileSet, tensor: &StoredTensor) -> Option<u64> {
+    match scalar(&LogicalTensor::from_stored(tensor, "step"), files)? {
+        // Counters are whole; what is none is no counter.
+        PlainValue::Float(steps) if steps >= 0.0 && steps.fract() == 0.0 && steps < 9e15 => {
+            format!("{steps:.0}").parse().ok()
+        }
+        count => count.as_u64(),
     }
-    let word = u64::from_le_bytes(bytes);
-    let steps = match dtype {
-        Dtype::Int64 => return Some(word),
-        Dtype::Float64 => f64::from_bits(word),
-        Dtype::Float32 => f64::from(f32::from_bits(u32::try_from(word).ok()?)),
-        _ => return None,
-    };
-    // Counters are whole; what is none is no counter.
-    let whole = steps >= 0.0 && steps.fract() == 0.0 && steps < 9e15;
-    whole.then(|| format!("{steps:.0}").parse().ok()).flatten()
 }
