@@ -478,7 +478,7 @@ fn without_a_description_the_names_and_the_other_side_tell() {
     let silent = layout("gpt/noargs-tp2pp2");
     compare(&silent, no_heads.path()).refuses(&[
         "b: model.layers.0.self_attn.q_proj",
-        "supply it with --set num_attention_heads=...",
+        "supply it with --set num_attention_heads=NUMBER",
     ]);
     assert_all_equal(&compare_with(&silent, no_heads.path(), &["--set", "num_attention_heads=4"]));
 }
