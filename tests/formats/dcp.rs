@@ -29,16 +29,6 @@ fn copy(name: &str) -> Copied {
 }
 
 #[test]
-fn every_form_holds_the_values_that_were_saved() {
-    for name in FORMS {
-        let run = compare(&form("weights.pt"), &form(name));
-        assert_eq!(run.code, 0, "{name}: {}", run.stderr);
-        assert_eq!(run.verdict(), "identical: all 3 tensors bit for bit", "{name}");
-        assert_eq!(run.json()["embed.weight"]["shape"], serde_json::json!([11, 8]), "{name}");
-    }
-}
-
-#[test]
 fn a_changed_element_is_found_in_every_form() {
     // The first element of embed.weight lies somewhere in each of them as it is.
     let weights = fs::read(form("weights.pt")).unwrap();

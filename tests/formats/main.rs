@@ -19,5 +19,4 @@ mod infinitrain;
 mod layouts;
 mod megatron_dist;
 mod megatron_hf;
-mod megatron_real;
 mod optimizer;

@@ -114,15 +114,6 @@ fn one_changed_element_is_found_and_named() {
 }
 
 #[test]
-fn the_optimizer_alone() {
-    let (a, b) = (optimizer("dense/tp1"), optimizer("dense/tp2dp2-distributed"));
-    let run = compare_with(&a, &b, &["--section", "optimizer"]);
-    assert_all_equal(&run);
-    let result = run.json();
-    assert!(result.as_object().unwrap().keys().all(|name| name.starts_with("optimizer.")));
-}
-
-#[test]
 fn without_its_section_nothing_of_the_optimizer_is_looked_at() {
     let copied = Copied::of(&optimizer("dense/tp2dp2-distributed"));
     fs::write(distrib_optim(&copied, "mp_rank_00"), "no torch file").unwrap();
