@@ -114,6 +114,16 @@ pub struct Limits {
     pub flattened_rank: usize,
     /// Ranks that hold different parts of a model.
     pub ranks: u64,
+    /// Bytes of a tracker, a configuration or a text with the state of a run, which have some hundred.
+    pub text_file: u64,
+    /// Configuration files of one run that are read.
+    pub config_files: usize,
+    /// Patterns of `universal_checkpoint_info` that are compiled.
+    pub patterns: usize,
+    /// Bytes that one of these patterns may compile to.
+    pub pattern_bytes: usize,
+    /// Characters of a pattern or a version that are quoted.
+    pub quoted: usize,
     /// Param groups of all the optimizers of a rank.
     pub param_groups: usize,
     /// Kinds of state that an optimizer keeps of each parameter; four are known.
@@ -167,6 +177,11 @@ pub const LIMITS: Limits = Limits {
     householders: 64,
     flattened_rank: 8,
     ranks: 1 << 17,
+    text_file: 1 << 20,
+    config_files: 64,
+    patterns: 4096,
+    pattern_bytes: 64 << 10,
+    quoted: 200,
     param_groups: 4096,
     param_states: 64,
 };

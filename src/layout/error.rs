@@ -53,7 +53,7 @@ pub enum LayoutError {
         layers: u64,
         /// A tensor with another number of them.
         other: String,
-        /// How many that one has.
+        /// Layers of that one.
         others: u64,
     },
     /// A flattened tensor that does not have the form of such a one.
@@ -152,7 +152,7 @@ pub enum LayoutError {
     Refused {
         /// The attribute of `args`.
         arg: ArgName,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
     /// The layers cannot be numbered.

@@ -14,6 +14,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::base::limits::{ENTRY, LIMITS, OVER_GLOBAL_METADATA};
 use crate::names::Name;
+use crate::names::index::is_number;
 use crate::names::megatron::{Canonical, Dialect, is_buffer};
 use crate::names::pattern::SuffixTable;
 use crate::tensor::{LogicalTensor, TensorError};
@@ -199,7 +200,7 @@ fn missing_index(name: &str) -> Option<usize> {
     let mut at = 0;
     for component in name.split('.') {
         let is_list = before[1] == "layers" || before == ["experts", "experts"];
-        if is_list && !component.bytes().all(|byte| byte.is_ascii_digit()) {
+        if is_list && !is_number(component) {
             return Some(at);
         }
         before = [before[1], component];
@@ -287,9 +288,7 @@ fn section_of(name: &str) -> Option<(&str, &str, SectionLabels)> {
 fn is_section(section: &str, label: &str) -> bool {
     match section.strip_suffix('#') {
         None => section == label,
-        Some(stem) => label.strip_prefix(stem).is_some_and(|number| {
-            !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
-        }),
+        Some(stem) => label.strip_prefix(stem).is_some_and(is_number),
     }
 }
 

@@ -1,8 +1,9 @@
-//! Which ranks there are, which there should be, and what each rank's folder is called.
+//! The ranks that there are, those that there should be, and the names of their folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::limits::{LIMITS, OverLimit};
+use crate::names::index::number;
 
 use super::{ArgName, LayoutError, ModelChunk, RunArgs};
 
@@ -41,10 +42,10 @@ impl RankName {
     /// Reads a folder's name; `None` where it is no rank's.
     #[must_use]
     pub fn parse(folder: &str) -> Option<Self> {
-        let mut numbers = folder.strip_prefix("mp_rank_")?.split('_').map(|digits| {
-            let is_number = digits.len() >= 2 && digits.bytes().all(|byte| byte.is_ascii_digit());
-            is_number.then(|| digits.parse::<u64>().ok()).flatten()
-        });
+        let mut numbers = folder
+            .strip_prefix("mp_rank_")?
+            .split('_')
+            .map(|digits| number(digits).filter(|_| digits.len() >= 2));
         let tp = numbers.next()??;
         let suffixes: Vec<u64> = numbers.collect::<Option<_>>()?;
         let in_range = |&number: &u64| number < LIMITS.ranks;
@@ -53,7 +54,7 @@ impl RankName {
     }
 }
 
-/// What the numbers behind the tensor parallel rank mean in one checkpoint.
+/// The meaning of the numbers behind the tensor parallel rank in one checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FolderNaming {
     /// `mp_rank_TT`.
@@ -67,7 +68,7 @@ pub enum FolderNaming {
 }
 
 impl FolderNaming {
-    /// What the numbers mean, as the number of them and `args` tell; `None` where only the contents can.
+    /// The meaning of the numbers, as the number of them and `args` tell; `None` where only the contents can.
     ///
     /// # Errors
     /// Folders with different numbers of parts.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 
 use crate::base::limits::{LIMITS, OverLimit};
+use crate::names::index;
 
 use super::{ArgName, RunArgs};
 
@@ -20,11 +21,11 @@ pub struct ModelChunk {
 /// A name cut at its first list of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LayerName<'n> {
-    /// What stands before `layers.`, its dot included.
+    /// The text before `layers.`, its dot included.
     pub stack: &'n str,
     /// The index behind it.
     pub index: u64,
-    /// What follows the index, its dot included.
+    /// The text behind the index, its dot included.
     pub rest: &'n str,
 }
 
@@ -38,7 +39,7 @@ impl<'n> LayerName<'n> {
         };
         let numbered = &name[stack.len() + "layers.".len()..];
         let digits = numbered.find('.').unwrap_or(numbered.len());
-        let index = parse_index(&numbered[..digits])?;
+        let index = index::index(&numbered[..digits])?;
         Some(Self { stack, index, rest: &numbered[digits..] })
     }
 
@@ -47,12 +48,6 @@ impl<'n> LayerName<'n> {
     pub(super) fn with_index(&self, index: u64) -> String {
         format!("{}layers.{index}{}", self.stack, self.rest)
     }
-}
-
-/// Digits as a number; what does not fit is larger than any index.
-fn parse_index(digits: &str) -> Option<u64> {
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| digits.parse().unwrap_or(u64::MAX))
 }
 
 /// The limit that an index of a name is over: so far up, sums over ranks would not fit.
@@ -67,7 +62,7 @@ pub(super) fn excessive_index(name: &str) -> Option<OverLimit> {
     layer.or_else(expert)
 }
 
-/// Why layers cannot be numbered.
+/// The reason for which layers cannot be numbered.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NumberingError {
@@ -186,7 +181,7 @@ impl LayerNumbers {
         Self { offsets: BTreeMap::new(), noop }
     }
 
-    /// Whether the layer of this global index has no parameters.
+    /// Says whether the layer of this global index has no parameters.
     #[must_use]
     pub(super) fn is_placeholder(&self, index: u64) -> bool {
         self.noop.binary_search(&index).is_ok()
@@ -207,7 +202,7 @@ fn sorted(mut indices: Vec<u64>) -> Vec<u64> {
     indices
 }
 
-/// How many layers `args` declares for a list, and under which name.
+/// The name under which `args` declares the layers of a list, and their number.
 fn declared_layers(stack: &str, args: &RunArgs) -> (ArgName, Option<u64>) {
     let names: &[ArgName] = match stack {
         "decoder." => &[ArgName::DECODER_NUM_LAYERS, ArgName::NUM_LAYERS],
@@ -241,7 +236,7 @@ fn stage_sizes(
     fits.then_some(sizes)
 }
 
-/// Which expert a rank's i-th one is.
+/// The place of a rank's experts among those of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ExpertNumbers {
     /// Experts that the rank holds.
@@ -264,7 +259,7 @@ pub(super) fn split_expert(name: &str) -> Option<(&str, u64, &str)> {
     const LIST: &str = ".experts.local_experts.";
     let start = name.find(LIST)? + LIST.len();
     let digits = name[start..].find('.')?;
-    let index = parse_index(&name[start..start + digits])?;
+    let index = index::index(&name[start..start + digits])?;
     Some((&name[..start], index, &name[start + digits..]))
 }
 

@@ -1,6 +1,7 @@
 //! Dialects -> canonical names, as tables of rewrites.
 
 pub mod families;
+pub mod index;
 pub mod megatron;
 mod natural;
 pub mod pattern;

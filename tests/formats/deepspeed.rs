@@ -402,7 +402,7 @@ fn an_unknown_part_is_not_passed_over() {
     let copied = Copied::of(&zero("z1"));
     fs::write(tag(&copied).join("shard_00_model_states.pt"), "?").unwrap();
     compare_with(&copied.path(), &zero("z1"), &[])
-        .refuses(&["shard_00_model_states.pt: looks like"]);
+        .refuses(&["shard_00_model_states.pt: unrecognised checkpoint file"]);
 }
 
 #[test]

@@ -1,15 +1,10 @@
-//! What the configuration files beside a checkpoint say (gpt-neox copies them to `configs/`).
+//! The configuration files beside a checkpoint (gpt-neox copies them to `configs/`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
-
-/// Longer than any configuration.
-const LONGEST: u64 = 1 << 20;
-
-/// More files than a run is configured with.
-const FILES: usize = 64;
 
 /// The plain values at the top of the `.yml` files of `configs/`, beside the tag's files or in its save folder.
 pub(super) fn run_args(tag: &Path) -> BTreeMap<String, PlainValue> {
@@ -21,9 +16,9 @@ pub(super) fn run_args(tag: &Path) -> BTreeMap<String, PlainValue> {
         let is_yml = |path: &&std::path::PathBuf| {
             path.extension().is_some_and(|extension| extension == "yml" || extension == "yaml")
         };
-        for path in files.iter().filter(is_yml).take(FILES) {
-            let is_fitting =
-                std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() <= LONGEST);
+        for path in files.iter().filter(is_yml).take(LIMITS.config_files) {
+            let is_fitting = std::fs::metadata(path)
+                .is_ok_and(|meta| meta.is_file() && meta.len() <= LIMITS.text_file);
             if let Some(bytes) = is_fitting.then(|| std::fs::read(path).ok()).flatten() {
                 run_args.extend(String::from_utf8_lossy(&bytes).lines().filter_map(fact));
             }

@@ -1,4 +1,4 @@
-//! Where a DeepSpeed checkpoint is, and what the files in it are, by their names.
+//! The place of a DeepSpeed checkpoint, and its files by their names.
 //!
 //! Facts from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
 //! `_get_expert_ckpt_name`, `_get_optimizer_ckpt_name`; `runtime/pipe/module.py`: `ckpt_layer_path`).
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::base::limits::LIMITS;
 use crate::formats::{Located, OpenError};
-use crate::names::printable;
+use crate::names::{index, printable};
 
 /// Files that name the newest tag: an ordinary checkpoint's, and that of a universal one.
 const TRACKERS: [&str; 2] = ["latest", "latest_universal"];
@@ -16,7 +16,7 @@ const TRACKERS: [&str; 2] = ["latest", "latest_universal"];
 /// The folder of a universal checkpoint that has a folder for every parameter.
 const UNIVERSAL: &str = "zero";
 
-/// What one file of a tag is, by its name.
+/// The kind of one file of a tag, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Model { mp: u64 },
@@ -44,13 +44,12 @@ pub(super) struct Folder {
     pub expert_optimizers: Vec<PathBuf>,
     /// `zero/`, where it holds parameters.
     pub universal: Option<PathBuf>,
-    /// Files that look like a part of the checkpoint and are none that is known.
+    /// Files that look like a part of the checkpoint and are not recognised.
     pub unknown: Vec<PathBuf>,
 }
 
 fn number(digits: &str) -> Option<u64> {
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| digits.parse().ok()).flatten().filter(|number| *number < LIMITS.ranks)
+    index::number(digits).filter(|number| *number < LIMITS.ranks)
 }
 
 /// Reads a file's name; `None` where it is none of a checkpoint's.
@@ -110,7 +109,7 @@ fn is_universal(path: &Path) -> bool {
     inside.into_iter().any(|entry| entry.path().join("fp32.pt").exists())
 }
 
-/// Whether this folder holds the files of one tag.
+/// Says whether this folder holds the files of one tag.
 fn is_tag(path: &Path) -> bool {
     names_in(path).is_ok_and(|names| names.iter().any(|name| kind_of(name).is_some()))
         || is_universal(path)
@@ -177,12 +176,12 @@ pub(super) fn locate(located: &Located) -> Result<Located, OpenError> {
     Ok(found(tag.clone(), notes))
 }
 
-/// Whether a tag is the name of a folder beside its tracker, and no path to somewhere else.
+/// Says whether a tag is the name of a folder beside its tracker, and no path to somewhere else.
 fn is_name(tag: &str) -> bool {
     !tag.is_empty() && !tag.contains(['/', '\\', '\0']) && tag != "." && tag != ".."
 }
 
-/// What a tracker says; `None` where there is none.
+/// The tag in a tracker; `None` where there is none.
 fn tag_of(tracker: &Path) -> Result<Option<String>, OpenError> {
     /// A tag is one word; what is longer is something else.
     const LONGEST: u64 = 4096;

@@ -4,10 +4,11 @@
 
 use regex::bytes::{Regex, RegexBuilder};
 
+use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::layout::rules::Sharding;
 
-/// The lists of patterns, and what each says. Everything else is cut along dimension 0.
+/// The lists of patterns, and the rule of each. Everything else is cut along dimension 0.
 const LISTS: [(&str, Sharding); 5] = [
     ("tp_replicated_parameter_patterns", Sharding::Replicated),
     ("parameter_to_average_patterns", Sharding::Averaged),
@@ -15,12 +16,6 @@ const LISTS: [(&str, Sharding); 5] = [
     ("vocabulary_parameter_patterns", Sharding::Vocab),
     ("parameter_with_row_parallelism_patterns", Sharding::Split(1)),
 ];
-
-/// Patterns that are compiled: far more than any run has.
-const PATTERNS: usize = 4096;
-
-/// Bytes that one pattern may compile to.
-const COMPILED: usize = 64 << 10;
 
 /// The patterns of one run.
 #[derive(Debug, Default)]
@@ -47,14 +42,14 @@ impl Info {
 
     fn add(&mut self, pattern: &PlainValue, sharding: &Sharding) {
         let PlainValue::Text(pattern) = pattern else { return };
-        if self.rules.len() >= PATTERNS {
+        if self.rules.len() >= LIMITS.patterns {
             return;
         }
         // Python's `re.match` starts at the beginning and need not reach the end.
         let anchored = format!("^(?:{pattern})");
-        match RegexBuilder::new(&anchored).unicode(false).size_limit(COMPILED).build() {
+        match RegexBuilder::new(&anchored).unicode(false).size_limit(LIMITS.pattern_bytes).build() {
             Ok(regex) => self.rules.push((regex, sharding.clone())),
-            Err(_) => self.unread.push(pattern.chars().take(200).collect()),
+            Err(_) => self.unread.push(pattern.chars().take(LIMITS.quoted).collect()),
         }
     }
 
@@ -82,14 +77,16 @@ impl Info {
             match &sizes {
                 Some(sizes) => self.add(pattern, &Sharding::Sections { dim, sizes: sizes.clone() }),
                 None => self.unread.extend(match pattern {
-                    PlainValue::Text(pattern) => Some(pattern.chars().take(200).collect()),
+                    PlainValue::Text(pattern) => {
+                        Some(pattern.chars().take(LIMITS.quoted).collect())
+                    }
                     _ => None,
                 }),
             }
         }
     }
 
-    /// What is said of a parameter, by the name that DeepSpeed's optimizer has for it.
+    /// The rule for a parameter, by the name that DeepSpeed's optimizer has for it.
     pub(super) fn sharding(&self, param: &str) -> Option<&Sharding> {
         let found = self.rules.iter().find(|(regex, _)| regex.is_match(param.as_bytes()));
         found.map(|(_, sharding)| sharding)

@@ -5,13 +5,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::base::limits::LIMITS;
 use crate::names::Name;
+use crate::names::index::split_index;
 
-/// Which layers there are and what they are.
+/// The layers that there are, and what they are.
 #[derive(Debug, Default)]
 pub(super) struct LayerNames {
     roles: BTreeMap<u64, Role>,
-    /// Whether this is a model of the GPT-NeoX family.
+    /// This is a model of the GPT-NeoX family.
     pub is_neox: bool,
     /// Transformer layers, by the number of their file.
     pub transformer: BTreeSet<u64>,
@@ -32,7 +34,7 @@ enum Role {
 /// Keys of attention, by which a transformer layer is known.
 const ATTENTION: [&str; 2] = ["attention.", "self_attention."];
 
-/// What else a transformer layer may begin with.
+/// Other keys that a transformer layer may begin with.
 const IN_LAYERS: [&str; 6] =
     ["input_layernorm.", "post_attention_layernorm.", "mlp.", "mixer.", "att.", "ffn."];
 
@@ -129,8 +131,5 @@ impl LayerNames {
 /// `sequential.<LL>.<key>` or `<LL>.<key>`.
 pub(super) fn split_layer(name: &str) -> Option<(u64, &str)> {
     let rest = name.strip_prefix("sequential.").unwrap_or(name);
-    let (layer, key) = rest.split_once('.')?;
-    let is_number = layer.len() <= 6 && layer.bytes().all(|byte| byte.is_ascii_digit());
-    let layer = is_number.then(|| layer.parse().ok()).flatten()?;
-    (!key.is_empty()).then_some((layer, key))
+    split_index(rest).filter(|(layer, key)| *layer < LIMITS.layers && !key.is_empty())
 }

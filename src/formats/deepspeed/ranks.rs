@@ -1,11 +1,11 @@
-//! Which ranks a run had, what each holds, and which files should be there and are not.
+//! The ranks that a run had, what each holds, and the files that are missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::formats::{MissingFile, OpenError, OpenOptions};
@@ -17,7 +17,7 @@ use super::folder::Folder;
 use super::pipeline::{LayerNames, split_layer};
 use super::states::{self, ModelStates, Tensors, ZeroStates, file_name};
 
-/// Where the weights of the model are.
+/// The place of the weights of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Weights {
     /// In layer files.
@@ -41,7 +41,7 @@ pub(super) struct Run<'a> {
     /// Pipeline stages.
     pub pp: u64,
     pub weights: Weights,
-    /// Whether parameters are called after the layers of a pipeline.
+    /// Parameters are called after the layers of a pipeline.
     pub is_pipeline: bool,
 }
 
@@ -84,7 +84,8 @@ impl<'a> Run<'a> {
         let world = all().filter_map(|model| model.mp_world).max().unwrap_or(1);
         let count = world.max(models.keys().next_back().map_or(0, |last| last + 1));
         if count > LIMITS.ranks {
-            return Err(content(format!("mp_world_size {count} is larger than any cluster")));
+            let what = "ranks by mp_world_size";
+            return Err(content(OverLimit::found(what, LIMITS.ranks, count).to_string()));
         }
         let is_stage3 = !folder.zero_model.is_empty();
         let absent = (0..count).filter(|mp| !models.contains_key(mp)).map(|mp| {
@@ -171,7 +172,7 @@ impl<'a> Run<'a> {
         added.par_iter().map(read).collect()
     }
 
-    /// What the layers are, by their keys.
+    /// The names of the layers, by their keys.
     pub(super) fn layer_names(&self, layers: &[Layer]) -> LayerNames {
         if !self.is_pipeline {
             return LayerNames::default();
@@ -279,9 +280,8 @@ impl<'a> Run<'a> {
             let content = |what: String| OpenError::Content { path: states.path.clone(), what };
             let declared = states.partitions.iter().max().copied().unwrap_or(found);
             if declared > LIMITS.ranks {
-                return Err(content(format!(
-                    "partition_count {declared} is larger than any cluster"
-                )));
+                let what = "ranks by partition_count";
+                return Err(content(OverLimit::found(what, LIMITS.ranks, declared).to_string()));
             }
             if states.is_stage3 != self.is_stage3() && self.folder.universal.is_none() {
                 return Err(content(

@@ -1,4 +1,4 @@
-//! What one file of a DeepSpeed checkpoint holds, taken out of its pickle.
+//! The content of one file of a DeepSpeed checkpoint, taken out of its pickle.
 //!
 //! Facts from DeepSpeed 0.3 to 0.19 (`runtime/engine.py`: `_save_checkpoint`, `_save_zero_checkpoint`;
 //! `runtime/zero/stage_1_and_2.py`, `stage3.py` and `runtime/bf16_optimizer.py`: `state_dict`).
@@ -62,7 +62,7 @@ pub(super) struct ModelStates {
     pub steps: Option<u64>,
     pub args: Option<BTreeMap<String, PlainValue>>,
     pub state: BTreeMap<String, PlainValue>,
-    /// What `universal_checkpoint_info` says of how parameters are cut.
+    /// `universal_checkpoint_info`, which says how parameters are cut.
     pub info: Option<PlainValue>,
     pub left_out: usize,
     pub problems: Vec<Problem>,
@@ -150,7 +150,7 @@ impl Reader<'_> {
         self.get(self.torch.root(), key)
     }
 
-    /// Whether another entry may be looked at.
+    /// Says whether another entry may be looked at.
     fn pays(&mut self, name: &str) -> bool {
         if self.excess.is_none() {
             self.excess = self.bounds.enter(name, 0).err();
@@ -189,10 +189,8 @@ impl Reader<'_> {
     }
 
     fn text(&self, id: Option<ValueId>) -> Option<String> {
-        /// No version is as long.
-        const LONGEST: usize = 100;
         let text = self.torch.values().as_str(id?)?;
-        Some(text.chars().take(LONGEST).collect())
+        Some(text.chars().take(LIMITS.quoted).collect())
     }
 
     fn numbers(&mut self, id: ValueId) -> Option<Vec<u64>> {

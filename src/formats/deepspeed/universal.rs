@@ -20,10 +20,10 @@ use super::zero::{OptimizerState, OptimizerStates, shaped_vector};
 /// The states of a universal checkpoint, by the name of the file; `step` is a number and no tensor of a parameter.
 const NOT_A_STATE: &str = "step";
 
-/// What is the same for all parameters: loss scale, parameter groups.
+/// The state that all parameters share: loss scale, parameter groups.
 const COMMON_STATE: &str = "optimizer_state.pt";
 
-/// What the files in `zero/` hold.
+/// The content of the files in `zero/`.
 #[derive(Default)]
 pub(super) struct Universal {
     pub moments: OptimizerStates,

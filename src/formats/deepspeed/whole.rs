@@ -36,7 +36,7 @@ pub(super) struct Whole<'a> {
     model: RankParts,
     optimizer: RankParts,
     masters: Vec<Held>,
-    /// What the checkpoint itself says of single parameters.
+    /// The rules of the checkpoint itself for single parameters.
     shardings: HashMap<String, Sharding>,
     /// Tensors without a name that ranks would share.
     unnamed: Vec<(Name, LogicalTensor)>,
@@ -47,7 +47,7 @@ pub(super) struct Whole<'a> {
     writer: Option<String>,
 }
 
-/// What a tensor parallel rank of a stage holds of a parameter.
+/// The part of a parameter on a tensor parallel rank of a stage.
 fn rank_part(stage: u64, tp: u64, tensor: LogicalTensor) -> RankPart {
     RankPart::new(RankCoord { tp, pp: stage, ..RankCoord::default() }, tensor)
 }
@@ -101,8 +101,7 @@ impl<'a> Whole<'a> {
             whole.notes.push(text);
         }
         for path in &run.folder.unknown {
-            let message =
-                "looks like a part of the checkpoint and is none that is known".to_owned();
+            let message = "unrecognised checkpoint file".to_owned();
             whole.problems.push(Problem { file: Some(path.clone()), tensor: None, message });
         }
         whole
@@ -316,7 +315,7 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// What a module holds beside placeholders: buffers.
+    /// Adds what a module holds beside placeholders: buffers.
     fn add_beside_masters(
         &mut self,
         stage: u64,

@@ -62,7 +62,7 @@ pub(super) fn frozen(ranks: &[&ModelStates]) -> OptimizerStates {
     moments
 }
 
-/// Why a parameter cannot be put together.
+/// The reason for which a parameter cannot be put together.
 struct Trouble(String);
 
 impl From<TensorError> for Trouble {
@@ -127,7 +127,7 @@ fn in_order(slices: &BTreeMap<String, (u64, u64)>) -> Vec<(&str, u64)> {
     parts.into_iter().map(|(param, (_, count))| (param.as_str(), *count)).collect()
 }
 
-/// Whether the partitions hold the parameters in this order by what their writer says. With `round_robin_gradients` ZeRO-2
+/// Says whether the partitions hold the parameters in this order by what their writer says. With `round_robin_gradients` ZeRO-2
 /// says where they would be without it (DeepSpeed 0.14 to 0.19, `stage_1_and_2.py`: `_link_all_hp_params`), while
 /// `param_shapes` has the order in which they are.
 fn is_in_order_of(shapes: &Shapes, slices: &[&BTreeMap<String, (u64, u64)>]) -> bool {
@@ -290,7 +290,7 @@ impl Zero<'_> {
         found
     }
 
-    /// What is left behind the last parameter is padding to a multiple of twice the number of ranks, and no more.
+    /// Checks that the rest behind the last parameter is padding to a multiple of twice the number of ranks.
     fn check_rest(
         &self,
         held: u64,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::catalog::CatalogBuilder;
 use crate::names::Name;
+use crate::names::index::is_number;
 use crate::tensor::LogicalTensor;
 
 use super::native::NativeFile;
@@ -42,6 +43,5 @@ pub(super) fn add_adam(catalog: &mut CatalogBuilder<'_>, optimizers: Vec<(String
 /// `adam.m.7` is `optimizer.m.7`, on several ranks `optimizer.m.rank_000001.7`; `None` where there is no position.
 fn adam_name(stored: &str, rank: &str) -> Option<String> {
     let (state, position) = stored.strip_prefix("adam.")?.split_once('.')?;
-    let is_number = !position.is_empty() && position.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| format!("optimizer.{state}.{rank}{position}"))
+    is_number(position).then(|| format!("optimizer.{state}.{rank}{position}"))
 }

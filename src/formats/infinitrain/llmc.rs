@@ -20,7 +20,7 @@ use crate::tensor::{ByteOrder, LogicalTensor, StoredTensor};
 use super::rules::in_layer;
 use super::{LM_HEAD, WTE};
 
-/// Which model a file holds.
+/// The model that a file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Model {
     Gpt2,
@@ -29,10 +29,10 @@ pub(super) enum Model {
 
 /// 256 integers of 32 bits.
 const HEADER: usize = 1024;
-/// Where the first array begins.
+/// The byte at which the first array begins.
 const START: u64 = HEADER as u64;
 
-/// What the header's first numbers are, behind magic and version.
+/// The header's first numbers, behind magic and version.
 const GPT2_FIELDS: [&str; 6] =
     ["block_size", "vocab_size", "n_layer", "n_head", "n_embd", "padded_vocab_size"];
 const LLAMA3_FIELDS: [&str; 6] =
@@ -94,7 +94,7 @@ struct Header {
     version: u32,
     /// The integers by InfiniTrain's names.
     fields: BTreeMap<&'static str, u64>,
-    /// What the size of Llama's MLP comes from.
+    /// The factor of the size of Llama's MLP.
     ffn_dim_multiplier: f32,
     multiple_of: u64,
 }

@@ -29,7 +29,7 @@ const WTE: &str = "transformer.wte.weight";
 /// The output layer.
 const LM_HEAD: &str = "lm_head.weight";
 
-/// What the first four bytes of a file say that it is, as little-endian numbers.
+/// The first four bytes of each kind of file, as little-endian numbers.
 const MAGICS: [(u32, Content); 4] = [
     (0x5450_4b43, Content::Native(native::Kind::StateDict)),
     (0x4c4f_5241, Content::Native(native::Kind::Lora)),
@@ -37,7 +37,7 @@ const MAGICS: [(u32, Content); 4] = [
     (20_240_803, Content::LlmC(llmc::Model::Llama3)),
 ];
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
     Native(native::Kind),
@@ -47,7 +47,7 @@ enum Content {
 }
 
 impl Content {
-    /// What a file holds, as far as its first bytes tell.
+    /// The content of a file, as far as its first bytes tell.
     fn of(path: &Path) -> Option<Self> {
         // Anything but a file could keep us waiting.
         if !path.metadata().ok()?.is_file() {
@@ -71,7 +71,7 @@ fn model_file(folder: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Whether a file is one of these, by its first bytes.
+/// Says whether a file is one of these, by its first bytes.
 pub(super) fn is_own(file: &Path) -> bool {
     Content::of(file).is_some()
 }

@@ -19,14 +19,14 @@ use crate::formats::walk::{Bounds, Excess};
 use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::{ByteOrder, StoredTensor};
 
-/// What one file holds.
+/// The content of one file.
 #[derive(Debug)]
 pub(super) struct NativeFile {
     pub tensors: Vec<(Arc<str>, StoredTensor)>,
     pub problems: Vec<Problem>,
 }
 
-/// Which of the two files it is.
+/// The two kinds of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     StateDict,
@@ -53,17 +53,19 @@ const DTYPES: [Dtype; 13] = [
     Dtype::Float64,
 ];
 
-/// Why reading cannot go on: nobody knows where the next tensor begins.
+/// The reason for which reading cannot go on: nobody knows where the next tensor begins.
 #[derive(Debug, Error)]
 pub(super) enum Stop {
     #[error("cut off at byte {len}: {what} ends at byte {end}")]
     Cut { what: &'static str, end: u64, len: u64 },
     #[error(
-        "a name of {0} bytes at byte {1}, longer than any: the file is damaged there or before"
+        "a name of {0} bytes at byte {1}, more than the limit of {limit}: the file is damaged there or before",
+        limit = LIMITS.name
     )]
     Name(u32, u64),
     #[error(
-        "{0} dimensions at byte {1}, more than any tensor has: the file is damaged there or before"
+        "{0} dimensions at byte {1}, more than the limit of {limit}: the file is damaged there or before",
+        limit = LIMITS.rank
     )]
     Rank(u32, u64),
     #[error("shape {0:?} at byte {1} is that of no tensor: the file is damaged there or before")]
@@ -195,7 +197,7 @@ impl Cursor<'_> {
 /// The code of float32.
 const FLOAT32: u8 = 11;
 
-/// What a file says of one tensor.
+/// One tensor's entry in a file.
 struct Entry {
     dtype: u8,
     dims: Vec<i64>,

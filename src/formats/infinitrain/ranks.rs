@@ -18,6 +18,7 @@ use crate::layout::rules::Rules;
 use crate::layout::{
     ArgName, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
 };
+use crate::names::index::number;
 use crate::names::{self, Name};
 use crate::storage::{FileId, FileSet, is_lfs_pointer};
 
@@ -31,11 +32,10 @@ use super::{Content, LM_HEAD, WTE, model_file};
 /// The number of a rank's folder.
 fn rank_number(folder: &str) -> Option<u64> {
     let digits = folder.strip_prefix("rank_")?;
-    let is_number = digits.len() >= 6 && digits.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| digits.parse().ok()).flatten()
+    number(digits).filter(|_| digits.len() >= 6)
 }
 
-/// Whether a folder has ranks' folders in it.
+/// Says whether a folder has ranks' folders in it.
 pub(super) fn are_in(path: &Path) -> bool {
     let is_rank = |entry: std::fs::DirEntry| {
         rank_number(&entry.file_name().to_string_lossy()).is_some()
@@ -55,7 +55,7 @@ struct Rank {
     optimizer: Option<NativeFile>,
 }
 
-/// How the ranks of a step are laid out, and what the run says of itself.
+/// The layout of the ranks of a step, and what the run says of itself.
 struct Run {
     state: TrainerState,
     state_file: PathBuf,
@@ -229,7 +229,7 @@ fn head(files: &FileSet, file: FileId) -> Vec<u8> {
 }
 
 impl Run {
-    /// What the first of these folders says of the run; others that say something else are problems.
+    /// Reads what the first of these folders says of the run; others that say something else are problems.
     fn new(
         folders: Vec<(String, PathBuf)>,
         located: &Located,
@@ -283,7 +283,7 @@ impl Run {
         Ok(Self { state, state_file, run_args, world, replicas: 1, problems, notes })
     }
 
-    /// How many ranks hold the same; returns how many there are in all.
+    /// Finds the number of ranks that hold the same; returns the number of all ranks.
     fn settle_replicas(
         &mut self,
         found: &[u64],
@@ -301,7 +301,7 @@ impl Run {
         let total = parts.checked_mul(self.replicas).filter(|&total| total <= LIMITS.ranks);
         total.ok_or_else(|| OpenError::Content {
             path: path.to_path_buf(),
-            what: format!("{}, which is more ranks than any run has", self.sizes_text(options)),
+            what: format!("{}, more than the limit of {}", self.sizes_text(options), LIMITS.ranks),
         })
     }
 
@@ -383,7 +383,7 @@ impl Run {
         catalog.finish()
     }
 
-    /// How the layers of the model are shared out, where there are several stages; notes what nobody says.
+    /// The layers of each stage, where there are several stages; notes what nobody says.
     fn number_layers(&mut self, ranks: &[Rank], is_shard: bool) -> Option<Stages> {
         const VPP: ArgName = ArgName::VIRTUAL_PIPELINE_MODEL_PARALLEL_SIZE;
         let mut counts: BTreeMap<u64, u64> = (0..self.world.pp).map(|stage| (stage, 0)).collect();
@@ -426,11 +426,11 @@ impl Run {
     }
 }
 
-/// What all ranks must agree on.
+/// The entries on which all ranks must agree.
 const SHARED: [&str; 8] =
     ["n_layer", "n_head", "n_kv_head", "n_embd", "tp_size", "pp_size", "ddp_size", "global_step"];
 
-/// Whether the command line gives the sizes of the layout.
+/// Says whether the command line gives the sizes of the layout.
 fn is_given(options: &OpenOptions) -> bool {
     let sizes = [ArgName::TENSOR_MODEL_PARALLEL_SIZE, ArgName::PIPELINE_MODEL_PARALLEL_SIZE];
     options.run_args.iter().any(|(name, value)| {

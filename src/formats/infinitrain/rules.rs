@@ -1,4 +1,4 @@
-//! InfiniTrain's parameters: how tensor parallelism cuts each, which entries are none, how names become global.
+//! InfiniTrain's parameters: the sharding of each, which entries are none, how names become global.
 //!
 //! Facts from InfiniTrain 0.6.0 (`infini_train/src/nn/parallel/tensor_parallel.cc`, `nn/modules/transformer`,
 //! `nn/lora/lora_parallel_linear.cc`).
@@ -6,9 +6,10 @@
 use std::sync::LazyLock;
 
 use crate::layout::rules::Sharding::{self, QueryKeyValue, Replicated, Split, Vocab};
+use crate::names::index::split_index;
 use crate::names::pattern::SuffixTable;
 
-/// How the shards of each parameter make the whole.
+/// The sharding of each parameter.
 #[rustfmt::skip]
 pub(super) static RULES: &[(&str, Sharding)] = &[
     ("{wte,lm_head}.weight",                  Vocab),
@@ -30,7 +31,7 @@ pub(super) static RULES: &[(&str, Sharding)] = &[
 static BUFFERS: LazyLock<SuffixTable<()>> =
     LazyLock::new(|| SuffixTable::new([("attn.{bias,masked_bias}", ()), ("freqs_cis", ())]));
 
-/// Whether an entry of a state dict is no parameter.
+/// Says whether an entry of a state dict is no parameter.
 pub(super) fn is_buffer(name: &str) -> bool {
     BUFFERS.find(name).is_some()
 }
@@ -40,15 +41,12 @@ pub(super) fn unwrapped(name: &str) -> &str {
     name.trim_start_matches("module.")
 }
 
-/// What stands before a layer's index, and so before all that is local to a pipeline stage.
+/// The text before a layer's index, and so before all that is local to a pipeline stage.
 const LAYERS: &str = "transformer.h.";
 
 /// The layer of a parameter on its stage and the rest of its name; `None` where it is of no layer.
 pub(super) fn layer_of(name: &str) -> Option<(u64, &str)> {
-    let numbered = name.strip_prefix(LAYERS)?;
-    let (digits, rest) = numbered.split_once('.')?;
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| (digits.parse().unwrap_or(u64::MAX), rest))
+    split_index(name.strip_prefix(LAYERS)?)
 }
 
 /// The name of a layer's parameter.

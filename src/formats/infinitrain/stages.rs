@@ -4,7 +4,7 @@
 //! fall into PP x VPP chunks, the first ones one layer longer; rank r owns the chunks r, r + PP, r + 2 PP, ... in order.
 //! No file says how many chunks a rank has, and ranks hold as many layers whatever it is.
 
-/// How the layers of a model are shared out.
+/// The distribution of the layers of a model over stages and chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stages {
     /// Layers of the model.
@@ -31,7 +31,7 @@ impl Stages {
         (0..vpp).map(move |index| stage + index * pp)
     }
 
-    /// How many layers a stage holds.
+    /// Number of layers of a stage.
     pub(super) fn size(&self, stage: u64) -> u64 {
         self.chunks_of(stage).map(|chunk| self.chunk_size(chunk)).sum()
     }

@@ -6,13 +6,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 
 /// The name of the file.
 pub(super) const FILE: &str = "trainer_state.json";
-
-/// Some hundred bytes are usual.
-const LARGEST: u64 = 1 << 20;
 
 /// InfiniTrain's names of what layouts depend on, and those by which arguments of the run are asked for.
 const FACTS: [(&str, &str); 4] = [
@@ -22,7 +20,7 @@ const FACTS: [(&str, &str); 4] = [
     ("pp_size", "pipeline_model_parallel_size"),
 ];
 
-/// What a run says of itself, by InfiniTrain's names.
+/// The state of a run as it says itself, by InfiniTrain's names.
 pub(super) type TrainerState = BTreeMap<String, PlainValue>;
 
 /// Reads the file of a folder; `None` where there is none.
@@ -34,8 +32,8 @@ pub(super) fn read(folder: &Path) -> Result<Option<TrainerState>, String> {
     let Ok(meta) = path.symlink_metadata() else { return Ok(None) };
     let is_link = meta.is_symlink();
     let meta = if is_link { path.metadata().map_err(|error| error.to_string())? } else { meta };
-    if !meta.is_file() || meta.len() > LARGEST {
-        return Err(format!("is no text file of at most {LARGEST} bytes"));
+    if !meta.is_file() || meta.len() > LIMITS.text_file {
+        return Err(format!("is no text file of at most {} bytes", LIMITS.text_file));
     }
     let bytes = std::fs::read(&path).map_err(|error| error.to_string())?;
     let fields = parse(&String::from_utf8_lossy(&bytes));

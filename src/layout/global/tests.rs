@@ -41,7 +41,7 @@ fn shapes(assembly: &Assembly) -> BTreeMap<String, Vec<u64>> {
     tensors.map(|(name, merged)| (name.to_string(), merged.tensor.shape().to_vec())).collect()
 }
 
-/// Where each element lies in the file, in row-major order.
+/// The place of each element in the file, in row-major order.
 fn places(tensor: &LogicalTensor) -> Vec<u64> {
     assert_eq!(tensor.check_tiling(), Ok(()));
     let strides = crate::base::extent::row_major(tensor.shape()).unwrap();

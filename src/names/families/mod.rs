@@ -6,6 +6,7 @@ pub mod model_args;
 mod tables;
 
 use super::Naming;
+use super::index::number;
 use super::pattern::{SuffixTable, expand_braces, fill};
 
 pub use tables::FAMILIES;
@@ -137,8 +138,7 @@ impl Family {
     /// The layer of a name and what follows its number.
     fn layer_of<'n>(&self, name: &'n str) -> Option<(u64, &'n str)> {
         let (digits, rest) = self.without_body(name).strip_prefix(self.layers)?.split_once('.')?;
-        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        Some((digits.parse().ok().filter(|_| is_number)?, rest))
+        Some((number(digits)?, rest))
     }
 }
 
