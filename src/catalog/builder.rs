@@ -15,7 +15,7 @@ use super::{Catalog, Entry, Origin, Problem, RunState, Section, Tied};
 /// A catalog in the making.
 #[derive(Debug)]
 pub struct CatalogBuilder<'a> {
-    /// Where it comes from.
+    /// The path, format and layout that it comes from.
     pub origin: Origin,
     catalog: Catalog,
     /// Sharding rules of the command line, where the format asks for any.
@@ -58,7 +58,7 @@ impl<'a> CatalogBuilder<'a> {
         &mut self.catalog.files
     }
 
-    /// Whether there is a tensor of this name.
+    /// Tells whether there is a tensor of this name.
     #[must_use]
     pub fn has(&self, name: &Name) -> bool {
         self.catalog.tensors.contains_key(name)

@@ -1,4 +1,4 @@
-//! The one type at the centre: what a checkpoint holds, whatever its format and layout were.
+//! The one type at the centre: the contents of a checkpoint, whatever its format and layout were.
 
 mod builder;
 mod problem;
@@ -15,12 +15,12 @@ pub use self::builder::CatalogBuilder;
 pub use self::problem::Problem;
 pub use self::state::{RunState, StateEntry, StateKind};
 
-/// What a checkpoint holds: logical tensors under canonical names, and what was noticed on the way.
+/// The contents of a checkpoint: logical tensors under canonical names, and what was noticed on the way.
 ///
 /// Left of it everything is formats; nothing right of it knows that a format exists.
 #[derive(Debug)]
 pub struct Catalog {
-    /// Where it comes from.
+    /// The path, format and layout that it comes from.
     pub origin: Origin,
     /// The files that its tensors point into.
     pub files: FileSet,
@@ -30,17 +30,17 @@ pub struct Catalog {
     pub tied: BTreeMap<Name, Tied>,
     /// Those of the tensors that are known by a position only, which two checkpoints need not count alike.
     pub positions: BTreeSet<Name>,
-    /// What the run says of itself.
+    /// The state of the run beside its tensors.
     pub state: RunState,
-    /// What could not be read or put together; the rest can still be compared.
+    /// Tensors and files that could not be read or put together; the rest can still be compared.
     pub problems: Vec<Problem>,
-    /// What belongs to nothing, as far as its reader came by it: no hindrance to comparing.
+    /// Bytes and files that no tensor comes from, as far as its reader came by them: informational.
     pub leftovers: Vec<Problem>,
-    /// What a user should know and need not mend.
+    /// Remarks for the user: informational.
     pub notes: Vec<String>,
 }
 
-/// Where a catalog comes from.
+/// The path, format and layout that a catalog comes from.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
     /// The path as the user gave it.
@@ -51,7 +51,7 @@ pub struct Origin {
     pub format: &'static str,
     /// The parallel layout, e.g. `tp2 pp2`.
     pub layout: String,
-    /// What wrote it, where it says so, e.g. `deepspeed 0.19.8`.
+    /// The software that wrote it, where it says so, e.g. `deepspeed 0.19.8`.
     pub writer: Option<String>,
     /// The training iteration.
     pub iteration: Option<u64>,
@@ -59,16 +59,16 @@ pub struct Origin {
     pub shards: usize,
     /// Stored entries that are no weights and were left out.
     pub left_out: usize,
-    /// What its names are.
+    /// The dialect of its names.
     pub naming: Naming,
 }
 
-/// What a tensor of a checkpoint is for.
+/// A part of a checkpoint: the model or its optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Section {
     /// The weights.
     Model,
-    /// What the optimizer keeps: `optimizer.<state>.<name of the weight>`, masters as state `fp32_param`.
+    /// The state of the optimizer: `optimizer.<state>.<name of the weight>`, masters as state `fp32_param`.
     Optimizer,
 }
 
@@ -127,7 +127,7 @@ impl Catalog {
         }
     }
 
-    /// How many tensors a section has.
+    /// Number of tensors in a section.
     #[must_use]
     pub fn count(&self, section: Section) -> usize {
         self.tensors.keys().filter(|name| Section::of(name.as_str()) == section).count()

@@ -1,4 +1,4 @@
-//! What could not be read, as a user is told of it: the one place where an error and its causes become text.
+//! Problems as a user is told of them: the one place where an error and its causes become text.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub struct Problem {
     pub file: Option<PathBuf>,
     /// The tensor, by the name closest to the user's.
     pub tensor: Option<String>,
-    /// What is wrong and what to do.
+    /// The reason, and the remedy where there is one.
     pub message: String,
 }
 

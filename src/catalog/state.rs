@@ -1,28 +1,28 @@
-//! What a run says of itself beside its tensors, entry by entry with the file that says it.
+//! The state of a run beside its tensors: arguments, schedules, random states, each with the file that says it.
 
 use std::collections::{BTreeMap, btree_map};
 use std::path::{Path, PathBuf};
 
 use crate::base::plain::PlainValue;
 
-/// What a run says of itself: arguments, schedules, random states, parameter groups. In order of the keys.
+/// The state of a run as its files say it, in order of the keys.
 #[derive(Debug, Clone, Default)]
 pub struct RunState {
     entries: BTreeMap<String, StateEntry>,
 }
 
-/// Something that a run says of itself.
+/// An entry of a run's state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StateEntry {
-    /// What it is about.
+    /// The thing that it is about.
     pub kind: StateKind,
     /// The file that it was read from.
     pub file: PathBuf,
-    /// What it says.
+    /// The value.
     pub value: PlainValue,
 }
 
-/// What an entry of a run's state is about.
+/// The thing that an entry of a run's state is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StateKind {
     /// The arguments of the run, such as Megatron's `args`.
@@ -103,7 +103,7 @@ impl RunState {
         self.entries.extend(other.entries);
     }
 
-    /// Whether nothing is said.
+    /// Tells that there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

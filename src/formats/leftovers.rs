@@ -1,5 +1,5 @@
-//! What is in a checkpoint's folder and belongs to nothing: files that look as if they held tensors and that no
-//! tensor comes from, bytes behind the end of a file's format.
+//! Files in a checkpoint's folder that look as if they held tensors and that no tensor comes from, and bytes behind the
+//! end of a file's format.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::catalog::{Catalog, Problem};
 use crate::containers::torch;
 
-/// What the names of files with tensors in them end in.
+/// Endings of the names of files with tensors in them.
 const ENDINGS: [&str; 7] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npy"];
 
 /// Files that stand beside tensors and hold none of a model or its optimizer.
@@ -25,7 +25,7 @@ const DEEPEST: usize = 3;
 /// Files looked at: more than the largest runs write.
 const MOST: usize = 1 << 20;
 
-/// Lists what belongs to nothing, in order of the files. No hindrance to comparing, but not as a writer leaves it.
+/// Lists the files and bytes that no tensor comes from, in order of the files: no writer leaves them so.
 #[must_use]
 pub fn leftovers(catalog: &Catalog) -> Vec<Problem> {
     let leftover =

@@ -1,4 +1,4 @@
-//! What a checkpoint says of its run, as plain values: `args`, schedulers, random states, parameter groups.
+//! The state of a run out of a pickle, as plain values: `args`, schedulers, random states, parameter groups.
 
 use std::collections::BTreeMap;
 

@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use crate::base::limits::OverLimit;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem};
 use crate::containers::torch::{Call, TorchFile, Value, ValueId};
 use crate::names::Name;
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, StoredTensor};
 
-use super::walk::{Bounds, Excess, joined};
+use super::walk::{Bounds, OVER_DEPTH, joined};
 use super::{Format, Located, OpenError, OpenOptions};
 use super::{hugging_face, infinitrain, megatron_torch};
 
@@ -85,7 +86,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), Excess> {
+    fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), OverLimit> {
         self.bounds.enter(name, depth)?;
         match self.torch.tensor(id) {
             Ok(Some(stored)) => {
@@ -117,8 +118,8 @@ impl Walk<'_> {
             self.inside.pop();
             match walked {
                 // Objects that say something of a run may hold each other in long chains.
-                Err(Excess::Depth) if self.inside.is_empty() => {
-                    self.bounds.problem(name, format!("holds {}", Excess::Depth));
+                Err(OVER_DEPTH) if self.inside.is_empty() => {
+                    self.bounds.problem(name, format!("holds {}", OVER_DEPTH));
                 }
                 walked => walked?,
             }
@@ -137,7 +138,7 @@ impl Walk<'_> {
         id: ValueId,
         call: &Call<'_>,
         depth: usize,
-    ) -> Result<(), Excess> {
+    ) -> Result<(), OverLimit> {
         const OF_MODULES: [&str; 3] = ["_parameters", "_buffers", "_modules"];
         let values = self.torch.values();
         for (index, member) in values.args(call).iter().enumerate() {

@@ -5,9 +5,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use thiserror::Error;
-
-use crate::base::limits::{ENTRY, LIMITS};
+use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA, OverLimit};
 use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, Value, ValueId};
 use crate::tensor::StoredTensor;
@@ -23,16 +21,9 @@ pub(super) struct Bounds {
     unlisted: usize,
 }
 
-/// Why a walk ends before the file does.
-#[derive(Debug, Error)]
-pub(super) enum Excess {
-    #[error("dicts more than {} levels deep", LIMITS.depth)]
-    Depth,
-    #[error("names of more than {} bytes", LIMITS.name)]
-    Name,
-    #[error("more entries than any model has")]
-    Entries,
-}
+/// Dicts are nested deeper than [`LIMITS`] allow.
+pub(super) const OVER_DEPTH: OverLimit =
+    OverLimit::new("levels of nested dicts", LIMITS.depth as u64);
 
 impl Bounds {
     pub(super) fn new(path: &Path) -> Self {
@@ -41,15 +32,16 @@ impl Bounds {
     }
 
     /// Pays for an entry. After an error there is no going on.
-    pub(super) fn enter(&mut self, name: &str, depth: usize) -> Result<(), Excess> {
+    pub(super) fn enter(&mut self, name: &str, depth: usize) -> Result<(), OverLimit> {
         if depth > LIMITS.depth {
-            return Err(Excess::Depth);
+            return Err(OVER_DEPTH);
         }
         if name.len() > LIMITS.name {
-            return Err(Excess::Name);
+            let (limit, found) = (LIMITS.name as u64, name.len() as u64);
+            return Err(OverLimit::found("bytes in one name", limit, found));
         }
         let left = self.left.checked_sub(name.len() + ENTRY);
-        self.left = left.ok_or(Excess::Entries)?;
+        self.left = left.ok_or(OVER_METADATA)?;
         Ok(())
     }
 
@@ -97,7 +89,12 @@ pub(super) struct TensorWalk<'a> {
 }
 
 impl TensorWalk<'_> {
-    pub(super) fn collect(&mut self, name: &str, id: ValueId, depth: usize) -> Result<(), Excess> {
+    pub(super) fn collect(
+        &mut self,
+        name: &str,
+        id: ValueId,
+        depth: usize,
+    ) -> Result<(), OverLimit> {
         self.bounds.enter(name, depth)?;
         let values = self.torch.values();
         let is_extra_state =

@@ -10,7 +10,7 @@ use super::machine::{self, MetadataValue};
 use super::record::{
     Described, MetadataRecord, Record, StorageInfo, StoredAt, TensorStorageMetadata,
 };
-use super::{DcpError, Fault};
+use super::{DcpError, EntryError};
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileId, FileSet};
 
@@ -31,8 +31,8 @@ pub struct Metadata {
     pub parents: Option<BTreeSet<Arc<str>>>,
     /// The version of the metadata, which torch writes since 2.10.
     pub version: Option<Arc<str>>,
-    /// Its faults, entry by entry.
-    pub faults: Vec<Fault>,
+    /// Its errors, entry by entry.
+    pub errors: Vec<EntryError>,
     /// The metadata file, or the first of them.
     pub file: FileId,
     /// Number of ranks that wrote metadata of their own; 0 where the coordinator did.
@@ -136,7 +136,7 @@ impl Metadata {
         }
         for rank in missing_ranks(folder, &paths) {
             let message = format!("missing __{rank}.metadata: what rank {rank} wrote is not known");
-            builder.faults.push(Fault { file: None, name: None, message });
+            builder.errors.push(EntryError { file: None, name: None, message });
         }
         Ok(builder.finish(paths.len()))
     }
@@ -197,7 +197,7 @@ struct MetadataBuilder {
     original_shapes: BTreeMap<Arc<str>, Arc<[u64]>>,
     parents: Option<BTreeSet<Arc<str>>>,
     version: Option<Arc<str>>,
-    faults: Vec<Fault>,
+    errors: Vec<EntryError>,
 }
 
 struct TensorBuilder {
@@ -215,7 +215,7 @@ impl MetadataBuilder {
             original_shapes: BTreeMap::new(),
             parents: None,
             version: None,
-            faults: Vec::new(),
+            errors: Vec::new(),
         }
     }
 
@@ -231,13 +231,13 @@ impl MetadataBuilder {
         if malformed > 0 {
             let message =
                 format!("{malformed} entries of the metadata are not as torch writes them");
-            self.faults.push(Fault { file: Some(file), name: None, message });
+            self.errors.push(EntryError { file: Some(file), name: None, message });
         }
         stored.sort_by(|one, other| (&one.0, &one.1).cmp(&(&other.0, &other.1)));
         let names: HashSet<_> = described.iter().map(|(name, _)| Arc::clone(name)).collect();
         for places in stored.chunk_by(|one, other| one.0 == other.0) {
             if !names.contains(&places[0].0) {
-                self.fault(file, &places[0].0, "is stored, and the metadata does not describe it");
+                self.error(file, &places[0].0, "is stored, and the metadata does not describe it");
             }
         }
         for (name, described) in described {
@@ -246,15 +246,15 @@ impl MetadataBuilder {
                 Described::Tensor(tensor) => self.add_tensor(file, &name, &tensor, places),
                 Described::Bytes => self.add_object(file, name, places),
                 Described::Malformed => {
-                    self.fault(file, &name, "its metadata is not as torch writes it");
+                    self.error(file, &name, "its metadata is not as torch writes it");
                 }
             }
         }
     }
 
-    fn fault(&mut self, file: FileId, name: &Arc<str>, message: &str) {
+    fn error(&mut self, file: FileId, name: &Arc<str>, message: &str) {
         let (name, message) = (Some(Arc::clone(name)), message.to_owned());
-        self.faults.push(Fault { file: Some(file), name, message });
+        self.errors.push(EntryError { file: Some(file), name, message });
     }
 
     fn add_tensor(
@@ -267,7 +267,7 @@ impl MetadataBuilder {
         if tensor.malformed_chunks > 0 {
             let message =
                 format!("{} of its chunks are not as torch writes them", tensor.malformed_chunks);
-            self.fault(file, name, &message);
+            self.error(file, name, &message);
         }
         let joined = match self.tensors.entry(Arc::clone(name)) {
             Entry::Vacant(entry) => entry.insert(TensorBuilder {
@@ -282,7 +282,7 @@ impl MetadataBuilder {
                 "one rank says {} {:?} and another one {} {:?}",
                 joined.dtype, joined.shape, tensor.dtype, tensor.shape
             );
-            return self.fault(file, name, &message);
+            return self.error(file, name, &message);
         }
         let before = joined.chunks.len();
         for chunk in &tensor.chunks {
@@ -301,7 +301,7 @@ impl MetadataBuilder {
                 tensor.chunks.len(),
                 places.len()
             );
-            self.fault(file, name, &message);
+            self.error(file, name, &message);
         }
     }
 
@@ -310,13 +310,13 @@ impl MetadataBuilder {
             [(_, None, place)] => {
                 self.objects.entry(name).or_default().push(place.clone().into());
             }
-            [] => self.fault(file, &name, "the metadata does not say where it is"),
-            _ => self.fault(file, &name, "the metadata says more than once where it is"),
+            [] => self.error(file, &name, "the metadata does not say where it is"),
+            _ => self.error(file, &name, "the metadata says more than once where it is"),
         }
     }
 
     fn finish(self, ranks: usize) -> Metadata {
-        let Self { file, tensors, objects, original_shapes, parents, version, faults } = self;
+        let Self { file, tensors, objects, original_shapes, parents, version, errors } = self;
         let finished =
             tensors.into_iter().map(|(name, TensorBuilder { dtype, shape, mut chunks })| {
                 // Stable: of the copies by several ranks, that of the first rank comes first.
@@ -331,7 +331,7 @@ impl MetadataBuilder {
                 (name, TensorMeta { dtype, shape, chunks })
             });
         let tensors = finished.collect();
-        Metadata { tensors, objects, original_shapes, parents, version, faults, file, ranks }
+        Metadata { tensors, objects, original_shapes, parents, version, errors, file, ranks }
     }
 }
 

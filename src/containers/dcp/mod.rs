@@ -11,10 +11,10 @@
 //!
 //! - [`Metadata::read`] looks at no data file; its keys tell whose checkpoint it is;
 //! - [`Checkpoint::open`] gives a [`LogicalTensor`] of the global shape for every name that is wanted, or the
-//!   [`TensorFault`] that says which of its chunks cannot be read. Names that are not wanted cost nothing and are still in
+//!   [`DcpTensorError`] that says which of its chunks cannot be read. Names that are not wanted cost nothing and are still in
 //!   [`Checkpoint::metadata`]. That the boxes tile the shape is left to `Catalog::insert` ([`LogicalTensor::check_tiling`]);
 //! - [`Checkpoint::object`] opens one of [`Metadata::objects`] as the [`TorchFile`] that it is;
-//! - [`Metadata::faults`] are entries that nobody can read, for the catalog's problems.
+//! - [`Metadata::errors`] are entries that nobody can read, for the catalog's problems.
 //!
 //! A slice is a whole `torch.save` archive (the default), or lies in a safetensors file (serialization since torch 2.8: then
 //! the offsets of the metadata are of no use, and the file is asked by name), or is compressed
@@ -60,7 +60,7 @@ pub struct Checkpoint {
     /// The metadata of all tensors and objects.
     pub metadata: Metadata,
     /// The tensors that were wanted: boxes of bytes, not yet proven to tile the shape, or why not.
-    pub tensors: BTreeMap<Arc<str>, Result<LogicalTensor, TensorFault>>,
+    pub tensors: BTreeMap<Arc<str>, Result<LogicalTensor, DcpTensorError>>,
     /// Data files that were looked at.
     pub data_files: usize,
     /// Data files with bytes behind the last of their packed slices, and how many; other slices show it themselves.
@@ -112,7 +112,7 @@ pub enum DcpError {
 
 /// An entry of the metadata that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct EntryError {
     /// The file that is to blame, where one is.
     pub file: Option<FileId>,
     /// The tensor or object, where it is one.
@@ -124,7 +124,7 @@ pub struct Fault {
 /// A tensor cannot be put together from its chunks.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum TensorFault {
+pub enum DcpTensorError {
     /// An element type that cannot be compared.
     #[error("dtype {} is not supported", name.escape_debug())]
     Dtype {
@@ -229,9 +229,9 @@ impl TensorMeta {
         slices: &Slices,
         files: &FileSet,
         metadata: FileId,
-    ) -> Result<LogicalTensor, TensorFault> {
+    ) -> Result<LogicalTensor, DcpTensorError> {
         let dtype = Dtype::from_name(&self.dtype)
-            .ok_or_else(|| TensorFault::Dtype { name: self.dtype.to_string() })?;
+            .ok_or_else(|| DcpTensorError::Dtype { name: self.dtype.to_string() })?;
         let mut boxes = Vec::with_capacity(self.chunks.len());
         let mut copies: Vec<(Extent, StoredTensor)> = Vec::new();
         let mut lost = Vec::new();
@@ -248,8 +248,8 @@ impl TensorMeta {
         let count = lost.len();
         if let Some((offsets, source)) = lost.into_iter().next() {
             return Err(match self.chunks.len() {
-                1 => TensorFault::Whole(source),
-                _ => TensorFault::Chunks { lost: count, offsets, source },
+                1 => DcpTensorError::Whole(source),
+                _ => DcpTensorError::Chunks { lost: count, offsets, source },
             });
         }
         let source = Source { file: metadata, name: Arc::clone(name) };

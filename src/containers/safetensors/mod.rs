@@ -29,7 +29,7 @@ use crate::tensor::{ByteOrder, StoredError, StoredTensor};
 #[derive(Debug, Default)]
 pub struct Safetensors {
     /// All tensors by name; one that cannot be read is there with the reason.
-    pub tensors: BTreeMap<String, Result<StoredTensor, TensorProblem>>,
+    pub tensors: BTreeMap<String, Result<StoredTensor, SafetensorsTensorError>>,
     /// The entries of `__metadata__`.
     pub metadata: BTreeMap<String, String>,
     /// Names that the header has more than once; the last one counts.
@@ -39,7 +39,7 @@ pub struct Safetensors {
 /// One tensor of a readable file cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum TensorProblem {
+pub enum SafetensorsTensorError {
     /// An element type that cannot be compared.
     #[error("dtype {} is not supported", name.escape_debug())]
     Dtype {
@@ -251,9 +251,9 @@ impl TensorInfo {
         Err(wrong(format!("its {len} bytes are not those of {dtype} in shape {shape:?}")))
     }
 
-    fn stored(self, storage: Region) -> Result<StoredTensor, TensorProblem> {
+    fn stored(self, storage: Region) -> Result<StoredTensor, SafetensorsTensorError> {
         let known = DTYPES.iter().find(|row| row.0 == self.dtype).and_then(|row| row.2);
-        let dtype = known.ok_or(TensorProblem::Dtype { name: self.dtype })?;
+        let dtype = known.ok_or(SafetensorsTensorError::Dtype { name: self.dtype })?;
         Ok(StoredTensor::contiguous(dtype, self.shape, storage, ByteOrder::Little)?)
     }
 }

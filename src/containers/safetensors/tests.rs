@@ -101,7 +101,7 @@ fn one_odd_dtype_does_not_hide_the_other_tensors() {
     let entries =
         [entry("a", "F4", "8", 0, 4), entry("b", "F32", "1", 4, 8), entry("c", "X9", "7", 8, 9)];
     let read = open(&header(&entries), 9).unwrap();
-    let unsupported = |name: &str| Err(TensorProblem::Dtype { name: name.to_owned() });
+    let unsupported = |name: &str| Err(SafetensorsTensorError::Dtype { name: name.to_owned() });
     assert_eq!(read.tensors["a"], unsupported("F4"));
     assert_eq!(read.tensors["c"], unsupported("X9"));
     assert!(read.tensors["b"].is_ok());

@@ -14,7 +14,7 @@ mod tests;
 
 use thiserror::Error;
 
-pub use self::op::{NoOp, Op, decode};
+pub use self::op::{DecodeError, Op, decode};
 
 use self::machine::PickleMachine;
 use super::value::{ValueId, Values};

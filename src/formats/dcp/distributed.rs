@@ -1,8 +1,8 @@
-//! What torch's `HuggingFaceStorageWriter` writes (torch 2.8 to 2.15, `torch/distributed/checkpoint/hf_storage.py`): a
+//! The shards of torch's `HuggingFaceStorageWriter` (torch 2.8 to 2.15, `torch/distributed/checkpoint/hf_storage.py`): a
 //! safetensors file of chunks for every rank, `shard-00001-model-00001-of-00002.safetensors`, and no metadata. The
 //! global shape is as far as the chunks reach.
 //!
-//! Where the writer also put them together, whole tensors lie above the shards: that is a Hugging Face folder as any other.
+//! If the writer also put them together, whole tensors lie above the shards: that is a Hugging Face folder as any other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ fn shard_files(folder: &Path) -> (BTreeMap<String, u64>, bool) {
     (shards, has_others)
 }
 
-/// Whether a folder holds shards of this writer and nothing else.
+/// Tells whether a folder holds shards of this writer and nothing else.
 pub(super) fn is_distributed(path: &Path) -> bool {
     let (shards, has_others) = shard_files(path);
     !shards.is_empty() && !has_others

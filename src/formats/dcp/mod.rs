@@ -1,7 +1,7 @@
 //! Plain checkpoints of `torch.distributed.checkpoint`: FSDP, DTensor and whatever else saves a state dict with it.
 //!
 //! The names are those of the state dict without its `model.` and without what wrappers put between; see `names.rs`.
-//! What `HuggingFaceStorageWriter` writes is read here too; see `distributed.rs`.
+//! The shards of `HuggingFaceStorageWriter` are read here too; see `distributed.rs`.
 
 mod distributed;
 mod names;
@@ -15,7 +15,9 @@ use rayon::prelude::*;
 use crate::base::limits::{ENTRY, LIMITS};
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
-use crate::containers::dcp::{Checkpoint, Fault, METADATA, Metadata, SliceError, metadata_files};
+use crate::containers::dcp::{
+    Checkpoint, EntryError, METADATA, Metadata, SliceError, metadata_files,
+};
 use crate::containers::torch::TorchFile;
 use crate::names::Name;
 use crate::storage::FileSet;
@@ -34,7 +36,7 @@ pub(super) const FORMAT: Format = Format { name: "dcp", detect, read };
 /// The file that Megatron's own formats have beside `.metadata`.
 const OF_MEGATRON: &str = "metadata.json";
 
-/// Where Hugging Face accelerate puts the model, beside `optimizer_0` (accelerate 1.0, `utils/constants.py`).
+/// The folder into which Hugging Face accelerate puts the model, beside `optimizer_0` (accelerate 1.0, `utils/constants.py`).
 const OF_ACCELERATE: &str = "pytorch_model_fsdp_0";
 
 fn detect(path: &Path) -> bool {
@@ -107,11 +109,11 @@ fn read_with(
     };
     let catalog = CatalogBuilder::new(origin, files);
     let mut reading = Reading { names, catalog, stored: HashMap::new() };
-    for fault in std::mem::take(&mut checkpoint.metadata.faults) {
+    for error in std::mem::take(&mut checkpoint.metadata.errors) {
         let is_of_optimizer =
-            fault.name.as_ref().is_some_and(|name| reading.names.is_of_optimizer(name));
+            error.name.as_ref().is_some_and(|name| reading.names.is_of_optimizer(name));
         if !is_of_optimizer || options.wants(Section::Optimizer) {
-            reading.fault(fault);
+            reading.error(error);
         }
     }
     reading.add_state(&checkpoint, |key| wanted.contains(key), options);
@@ -141,8 +143,8 @@ struct Reading {
 }
 
 impl Reading {
-    fn fault(&mut self, fault: Fault) {
-        let Fault { file, name, message } = fault;
+    fn error(&mut self, error: EntryError) {
+        let EntryError { file, name, message } = error;
         let file = file.map(|file| self.catalog.files().path(file).to_path_buf());
         let tensor = name.map(|name| name.to_string());
         self.catalog.problem(Problem { file, tensor, message });

@@ -1,4 +1,4 @@
-//! What the keys of a saved state dict stand for.
+//! The meaning of the keys of a saved state dict.
 //!
 //! torch 2.3 to 2.15: `torch/distributed/checkpoint/state_dict.py` (`get_state_dict`), `_nested_dict.py`, `stateful.py`;
 //! FSDP, `torch.compile`, activation checkpointing and DDP for the components that wrappers leave.
@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use crate::names::megatron::is_buffer;
 
-/// What a key stands for.
+/// The meaning of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Named {
     /// A weight of this name.
     Model(String),
     /// `optimizer.<state>.<weight>`.
     Optimizer(String),
-    /// No weight: what the run says of itself.
+    /// No weight, but an entry of the run's state.
     State(String),
-    /// What training recomputes or keeps for itself.
+    /// A value that training recomputes or keeps for itself.
     Buffer,
 }
 
@@ -42,7 +42,7 @@ const OF_RUN: [&str; 10] = [
 const WRAPPERS: [&str; 4] =
     ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_fpw_module"];
 
-/// How the keys of one checkpoint are to be read.
+/// The form of the keys of one checkpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Names {
     /// In front of all that one `Stateful` object saved, such as `app.`.
@@ -86,7 +86,7 @@ impl Names {
         Self { object, has_model_dict, is_bare_optimizer }
     }
 
-    /// What a key stands for.
+    /// The meaning of a key.
     pub(super) fn read(&self, key: &str) -> Named {
         let own = key.strip_prefix(&*self.object).unwrap_or(key);
         if let Some(of_optimizer) = optimizer(own) {
@@ -109,12 +109,12 @@ impl Names {
         key.strip_prefix(&*self.object).unwrap_or(key)
     }
 
-    /// Whether a key belongs to the optimizer.
+    /// Tells whether a key belongs to the optimizer.
     pub(super) fn is_of_optimizer(&self, key: &str) -> bool {
         self.is_bare_optimizer || optimizer(self.of_object(key)).is_some()
     }
 
-    /// Whether weights lie in a dict of their own, so that a lone number beside it is none.
+    /// Tells whether weights lie in a dict of their own, so that a lone number beside it is none.
     pub(super) fn is_beside_model(&self, key: &str) -> bool {
         self.has_model_dict && !self.of_object(key).starts_with("model.")
     }
@@ -149,7 +149,7 @@ fn without_wrappers(name: &str) -> String {
     if leading == kept.len() { name.to_owned() } else { kept[leading..].join(".") }
 }
 
-/// Whether a name is that of the one flat parameter that FSDP makes of a module (`LOCAL_STATE_DICT`).
+/// Tells whether a name is that of the one flat parameter that FSDP makes of a module (`LOCAL_STATE_DICT`).
 pub(super) fn is_flat_parameter(name: &str) -> bool {
     name.split('.').any(|part| part == "flat_param" || part == "_flat_param")
 }

@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, ValueId};
 use crate::formats::state::{facts_of, state_of};
-use crate::formats::walk::{Bounds, Excess, TensorWalk};
+use crate::formats::walk::{Bounds, TensorWalk};
 use crate::formats::{OpenError, torch_file};
 use crate::storage::{FileId, FileSet};
 use crate::tensor::StoredTensor;
@@ -137,7 +137,7 @@ pub(super) fn layer(
 struct Reader<'a> {
     torch: &'a TorchFile,
     bounds: Bounds,
-    excess: Option<Excess>,
+    excess: Option<OverLimit>,
 }
 
 impl Reader<'_> {

@@ -12,7 +12,7 @@ use crate::base::limits::{ENTRY, LIMITS};
 use crate::base::plain::PlainValue;
 use crate::formats::OpenError;
 
-/// Where each tensor of a model is.
+/// The file of each tensor of a model.
 #[derive(Debug, Deserialize)]
 pub(super) struct Index {
     weight_map: WeightMap,
@@ -68,7 +68,7 @@ impl Index {
         self.entries().filter(move |(_, holder)| *holder == file).map(|(name, _)| name)
     }
 
-    /// Whether there is such a tensor.
+    /// Tells whether there is such a tensor.
     pub(super) fn has(&self, name: &str) -> bool {
         self.weight_map.0.contains_key(name)
     }

@@ -30,10 +30,10 @@ use sources::Source;
 /// `hf`: a folder as `save_pretrained` writes it, or a file of one.
 pub(super) const FORMAT: Format = Format { name: "hf", detect, read };
 
-/// What the model says of itself.
+/// The description of the model.
 const CONFIG: &str = "config.json";
 
-/// Where torch's `HuggingFaceStorageWriter` puts the chunks that it then makes whole tensors of
+/// The folder into which torch's `HuggingFaceStorageWriter` puts the chunks that it then makes whole tensors of
 /// (`torch/distributed/checkpoint/hf_storage.py`).
 const SHARDED: &str = "sharded";
 
@@ -241,7 +241,8 @@ fn misplaced(index: &Index, path: &Path, parts: &[Part]) -> Vec<Problem> {
     bounds.into_problems()
 }
 
-/// What safetensors left out because it shares another tensor's memory: `__metadata__` has one name for the other.
+/// Ties the tensors that safetensors left out because they share another one's memory: `__metadata__` has one name for the
+/// other.
 fn tie_aliases(catalog: &mut CatalogBuilder<'_>, aliases: BTreeMap<String, String>) {
     for (name, to) in aliases {
         let [name, to] = [name, to].map(|name| Name::new(names::unwrapped(&name)));

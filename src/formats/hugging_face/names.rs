@@ -17,7 +17,7 @@ static BUFFERS: LazyLock<SuffixTable<usize>> = LazyLock::new(|| {
     ])
 });
 
-/// Whether an entry of a state dict is no weight.
+/// Tells whether an entry of a state dict is no weight.
 pub(super) fn is_buffer(name: &str, shape: &[u64]) -> bool {
     BUFFERS.find(name).is_some_and(|found| shape.len() >= *found.value)
 }

@@ -13,7 +13,7 @@ use crate::formats::walk::Bounds;
 use crate::storage::{FileId, FileSet};
 use crate::tensor::StoredTensor;
 
-/// What one file holds.
+/// The contents of one file.
 pub(super) struct Part {
     /// Its name in the folder.
     pub file: String,

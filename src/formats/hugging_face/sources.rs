@@ -1,4 +1,4 @@
-//! Which files of a folder hold the model: the names that writers give them, and which come first.
+//! The files of a folder that hold the model: the names that writers give them, and which come first.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -64,7 +64,7 @@ impl<'n> Numbered<'n> {
     }
 }
 
-/// Whether a file has one of the names, or is a part of one that has.
+/// Tells whether a file has one of the names, or is a part of one that has.
 pub(super) fn is_name(name: &str) -> bool {
     let is_kind = |stem: &str, ending: &str| KINDS.contains(&(stem, ending));
     match Numbered::parse(name) {
@@ -154,7 +154,7 @@ impl Source {
         })
     }
 
-    /// What a user should know of the choice.
+    /// Remarks on the choice for the user.
     pub(super) fn notes(&self, path: &Path) -> Vec<String> {
         let mut notes = Vec::new();
         if let (false, [file]) = (path.is_dir(), &self.files[..])

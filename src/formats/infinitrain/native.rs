@@ -13,9 +13,9 @@ use thiserror::Error;
 
 use crate::base::dtype::Dtype;
 use crate::base::extent::numel;
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::catalog::Problem;
-use crate::formats::walk::{Bounds, Excess};
+use crate::formats::walk::Bounds;
 use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::{ByteOrder, StoredTensor};
 
@@ -55,7 +55,7 @@ const DTYPES: [Dtype; 13] = [
 
 /// The reason for which reading cannot go on: nobody knows where the next tensor begins.
 #[derive(Debug, Error)]
-pub(super) enum Stop {
+pub(super) enum NativeError {
     #[error("cut off at byte {len}: {what} ends at byte {end}")]
     Cut { what: &'static str, end: u64, len: u64 },
     #[error(
@@ -73,7 +73,7 @@ pub(super) enum Stop {
     #[error("version {0} of the format; only version {VERSION} is known")]
     Version(u32),
     #[error("the file has {0}")]
-    Excess(#[from] Excess),
+    OverLimit(#[from] OverLimit),
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
 }
@@ -82,11 +82,11 @@ pub(super) enum Stop {
 ///
 /// # Errors
 /// There is no first tensor: the file's own header is cut off or of another version.
-pub(super) fn read(files: &FileSet, file: FileId, kind: Kind) -> Result<NativeFile, Stop> {
+pub(super) fn read(files: &FileSet, file: FileId, kind: Kind) -> Result<NativeFile, NativeError> {
     let mut cursor = Cursor { files, file: files.whole(file), at: 4 };
     let version = cursor.u32("its header")?;
     if version != VERSION {
-        return Err(Stop::Version(version));
+        return Err(NativeError::Version(version));
     }
     let count = cursor.u32("its header")?;
     let mut bounds = Bounds::new(files.path(file));
@@ -134,33 +134,38 @@ struct Cursor<'a> {
 
 impl Cursor<'_> {
     /// Moves over `count` bytes, which must be there, and says where they begin.
-    fn skip(&mut self, what: &'static str, count: u64) -> Result<u64, Stop> {
+    fn skip(&mut self, what: &'static str, count: u64) -> Result<u64, NativeError> {
         let (start, len) = (self.at, self.file.len);
         let end = start.saturating_add(count);
         if end > len {
-            return Err(Stop::Cut { what, end, len });
+            return Err(NativeError::Cut { what, end, len });
         }
         self.at = end;
         Ok(start)
     }
 
-    fn bytes<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], Stop> {
+    fn bytes<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], NativeError> {
         let start = self.skip(what, N as u64)?;
         let mut bytes = [0; N];
         self.files.read_exact_at(self.file.file, &mut bytes, start)?;
         Ok(bytes)
     }
 
-    fn u32(&mut self, what: &'static str) -> Result<u32, Stop> {
+    fn u32(&mut self, what: &'static str) -> Result<u32, NativeError> {
         Ok(u32::from_le_bytes(self.bytes(what)?))
     }
 
     /// Reads everything of one tensor but its data, and moves behind those.
-    fn entry(&mut self, kind: Kind, name: &mut String, bounds: &mut Bounds) -> Result<Entry, Stop> {
+    fn entry(
+        &mut self,
+        kind: Kind,
+        name: &mut String,
+        bounds: &mut Bounds,
+    ) -> Result<Entry, NativeError> {
         let start = self.at;
         let length = self.u32("the length of a name")?;
         if u64::from(length) > LIMITS.name as u64 {
-            return Err(Stop::Name(length, start));
+            return Err(NativeError::Name(length, start));
         }
         let text = self.skip("a name", u64::from(length))?;
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
@@ -174,7 +179,7 @@ impl Cursor<'_> {
         let start = self.at;
         let rank = self.u32("a number of dimensions")?;
         if u64::from(rank) > LIMITS.rank as u64 {
-            return Err(Stop::Rank(rank, start));
+            return Err(NativeError::Rank(rank, start));
         }
         let mut dims = Vec::new();
         for _ in 0..rank {
@@ -185,7 +190,7 @@ impl Cursor<'_> {
             Kind::StateDict => u64::from_le_bytes(self.bytes("a length")?),
             Kind::Lora => {
                 let length = shape.as_deref().and_then(|shape| numel(shape)?.checked_mul(4));
-                length.ok_or(Stop::Shape(dims.clone(), start))?
+                length.ok_or(NativeError::Shape(dims.clone(), start))?
             }
         };
         let offset = self.skip("its data", length)?;

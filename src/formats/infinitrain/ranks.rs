@@ -23,7 +23,7 @@ use crate::names::{self, Name};
 use crate::storage::{FileId, FileSet, is_lfs_pointer};
 
 use super::adam::add_adam;
-use super::native::{self, NativeFile, Stop};
+use super::native::{self, NativeError, NativeFile};
 use super::rules::{RULES, in_layer, is_buffer, layer_of, unwrapped};
 use super::stages::Stages;
 use super::trainer_state::{self, TrainerState};
@@ -216,7 +216,7 @@ fn read_native(files: &FileSet, file: FileId) -> Result<NativeFile, OpenError> {
         None => return refuse("does not begin with CKPT, so it is no file of InfiniTrain's"),
     };
     native::read(files, file, kind).map_err(|stop| match stop {
-        Stop::Io(source) => OpenError::Io { path: path.to_path_buf(), source },
+        NativeError::Io(source) => OpenError::Io { path: path.to_path_buf(), source },
         stop => OpenError::Content { path: path.to_path_buf(), what: stop.to_string() },
     })
 }

@@ -1,14 +1,14 @@
-//! What Megatron's formats over torch's distributed checkpoint share: its tensors and objects, as [`Found`].
+//! The tensors and objects of torch's distributed checkpoint, as Megatron's formats over it share them.
 
 use std::path::Path;
 
 use crate::catalog::Problem;
-use crate::containers::dcp::{Checkpoint, Fault, Metadata};
+use crate::containers::dcp::{Checkpoint, EntryError, Metadata};
 use crate::storage::FileSet;
 
 use super::{Common, Found, Stored};
 
-/// Looks up the tensors and objects that are wanted; what the run says of itself is still to be read from them.
+/// Looks up the tensors and objects that are wanted; the state of the run is still to be read from them.
 pub(super) fn open(
     metadata: Metadata,
     mut files: FileSet,
@@ -17,9 +17,9 @@ pub(super) fn open(
 ) -> (Checkpoint, Found) {
     let mut checkpoint = Checkpoint::of(metadata, folder, &mut files, &wanted);
     let mut problems = Vec::new();
-    for fault in &checkpoint.metadata.faults {
-        if fault.name.as_deref().is_none_or(&wanted) {
-            problems.push(problem_of(fault, &files));
+    for error in &checkpoint.metadata.errors {
+        if error.name.as_deref().is_none_or(&wanted) {
+            problems.push(problem_of(error, &files));
         }
     }
     let mut tensors = Vec::new();
@@ -30,8 +30,8 @@ pub(super) fn open(
                 let flattened = shape.map(|shape| shape.to_vec());
                 tensors.push(Stored { key, tensor, flattened });
             }
-            Err(fault) => {
-                problems.push(Problem::of_tensor(&*key, fault));
+            Err(error) => {
+                problems.push(Problem::of_tensor(&*key, error));
             }
         }
     }
@@ -42,10 +42,10 @@ pub(super) fn open(
     (checkpoint, found)
 }
 
-fn problem_of(fault: &Fault, files: &FileSet) -> Problem {
+fn problem_of(error: &EntryError, files: &FileSet) -> Problem {
     Problem {
-        file: fault.file.map(|file| files.path(file).to_path_buf()),
-        tensor: fault.name.as_ref().map(ToString::to_string),
-        message: fault.message.clone(),
+        file: error.file.map(|file| files.path(file).to_path_buf()),
+        tensor: error.name.as_ref().map(ToString::to_string),
+        message: error.message.clone(),
     }
 }

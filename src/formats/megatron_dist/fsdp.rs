@@ -20,7 +20,7 @@ pub(in crate::formats) const FORMAT: Format =
 /// Linears by Megatron's own names.
 const LINEARS: [&str; 4] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"];
 
-/// Whether a distributed checkpoint without `metadata.json` is Megatron's, as its keys tell.
+/// Tells whether a distributed checkpoint without `metadata.json` is Megatron's, as its keys tell.
 pub(in crate::formats) fn claims(metadata: &Metadata, folder: &Path) -> bool {
     torch_dist::claims(metadata, folder)
         || metadata.tensors.keys().any(|key| {
@@ -74,13 +74,13 @@ fn parse(key: &str) -> Key<'_> {
     }
 }
 
-/// Whether an object says something of the run in few words.
+/// Tells whether an object says something of the run in few words.
 fn is_of_run(key: &str) -> bool {
     let section = key.split('.').next().unwrap_or(key);
     !matches!(section, "model" | "optimizer" | "rng_state" | "rerun_state_machine")
 }
 
-/// What the run says of itself, an object each.
+/// Reads the state of the run, an object an entry.
 fn of_objects(
     checkpoint: &Checkpoint,
     files: &FileSet,

@@ -1,6 +1,6 @@
 //! Megatron-Core's distributed checkpoints: whole tensors under global names, whatever ranks wrote them.
 //!
-//! What is the same for all of them is here: names, sections, what the run says of itself. Where the bytes are is each
+//! Names, sections and the state of the run are the same for all of them and read here; the places of the bytes are each
 //! backend's own business. Facts from Megatron-LM core_v0.4 to core_v0.19 (`megatron/training/checkpointing.py`,
 //! `core/dist_checkpointing`, `core/optimizer/distrib_optimizer.py`).
 
@@ -29,7 +29,7 @@ use super::{Located, OpenOptions};
 
 /// The file that says which backend wrote a checkpoint. It is written last.
 const METADATA: &str = "metadata.json";
-/// What is no tensor of any rank's own, up to core 0.18; later it is an object among the others.
+/// The file of everything that is no tensor of any rank's own, up to core 0.18; later it is an object among the others.
 const COMMON: &str = "common.pt";
 /// A checkpoint within a checkpoint, which NVIDIA's model optimizer keeps for itself.
 const MODELOPT: &str = "modelopt_state";
@@ -55,11 +55,11 @@ struct Stored {
     flattened: Option<Vec<u64>>,
 }
 
-/// What a backend found.
+/// The contents of a checkpoint as a backend finds them.
 struct Found {
     files: FileSet,
     tensors: Vec<Stored>,
-    /// The keys of what is no tensor.
+    /// The keys of objects that are no tensors.
     objects: Vec<String>,
     common: Common,
     problems: Vec<Problem>,
@@ -68,7 +68,7 @@ struct Found {
     shards: usize,
 }
 
-/// What the checkpoint holds once for all ranks.
+/// The state of the run, which the checkpoint holds once for all ranks.
 #[derive(Debug, Default)]
 struct Common {
     args: BTreeMap<String, PlainValue>,
@@ -115,7 +115,7 @@ impl Common {
         })
     }
 
-    /// How the distributed optimizer cut its state, where it says so.
+    /// The way in which the distributed optimizer cut its state, where it says so.
     fn optimizer_sharding(&self) -> Option<&str> {
         let text = |outer, inner| self.state.get(outer)?.as_map()?.get(inner)?.as_text();
         text("optimizer", "param_state_sharding_type")
@@ -123,7 +123,7 @@ impl Common {
     }
 }
 
-/// What a key names.
+/// The thing that a key names.
 #[derive(Debug, PartialEq, Eq)]
 enum Key<'k> {
     /// A parameter.
@@ -159,7 +159,7 @@ fn parse(key: &str) -> Key<'_> {
     }
 }
 
-/// What the optimizer stored for whole groups of parameters.
+/// The states that the optimizer stored for whole groups of parameters.
 #[derive(Default)]
 struct Buckets {
     tensors: Vec<(Name, LogicalTensor)>,
@@ -167,7 +167,7 @@ struct Buckets {
     nameless: Vec<String>,
 }
 
-/// Puts what a backend found under canonical names.
+/// Puts the contents that a backend found under canonical names.
 fn into_catalog(
     found: Found,
     format: &'static str,

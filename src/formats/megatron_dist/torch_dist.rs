@@ -19,7 +19,7 @@ fn detect(path: &Path) -> bool {
     backend(path).as_deref() == Some("torch_dist")
 }
 
-/// Whether a distributed checkpoint without `metadata.json` is of this backend: its save was interrupted.
+/// Tells whether a distributed checkpoint without `metadata.json` is of this backend: its save was interrupted.
 pub(super) fn claims(metadata: &Metadata, folder: &Path) -> bool {
     folder.join(COMMON).symlink_metadata().is_ok()
         || metadata.objects.keys().any(|key| key.starts_with(COMMON_OBJECT))
@@ -58,7 +58,7 @@ pub(super) fn read_with(
     into_catalog(found, FORMAT.name, located, options, parse)
 }
 
-/// What the run says of itself, from a list with one dict in it; nothing where there is none.
+/// Reads the state of the run from a list with one dict in it; nothing where there is none.
 fn of_object(checkpoint: &Checkpoint, found: &Found) -> (Common, Vec<Problem>) {
     let Some(key) = found.objects.iter().find(|key| key.starts_with(COMMON_OBJECT)) else {
         return (Common::default(), Vec::new());

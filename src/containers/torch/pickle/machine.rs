@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::super::value::{Value, ValueId, Values};
-use super::{NoOp, Op, PickleErrorKind, PickleResult, decode, literal};
+use super::{DecodeError, Op, PickleErrorKind, PickleResult, decode, literal};
 use crate::base::limits::{Limits, OverLimit};
 
 pub(super) struct PickleMachine<'a> {
@@ -42,8 +42,8 @@ impl<'a> PickleMachine<'a> {
                 self.at += len;
                 Ok(op)
             }
-            Err(NoOp::Short(_)) => Err(PickleErrorKind::UnexpectedEnd),
-            Err(NoOp::Bad(kind)) => Err(kind),
+            Err(DecodeError::Short(_)) => Err(PickleErrorKind::UnexpectedEnd),
+            Err(DecodeError::Bad(kind)) => Err(kind),
         }
     }
 

@@ -99,14 +99,14 @@ pub enum Op<'a> {
 
 /// The bytes hold no whole opcode.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoOp {
+pub enum DecodeError {
     /// The bytes end inside it: at least so many are needed, its first one included.
     Short(u64),
     /// The bytes are none.
     Bad(PickleErrorKind),
 }
 
-impl From<PickleErrorKind> for NoOp {
+impl From<PickleErrorKind> for DecodeError {
     fn from(kind: PickleErrorKind) -> Self {
         Self::Bad(kind)
     }
@@ -115,9 +115,9 @@ impl From<PickleErrorKind> for NoOp {
 /// Reads the opcode at the first byte; also says how many bytes it takes.
 ///
 /// # Errors
-/// [`NoOp`] where the input ends inside it, or no pickle can hold it.
+/// [`DecodeError`] where the input ends inside it, or no pickle can hold it.
 #[inline]
-pub fn decode(input: &[u8]) -> Result<(Op<'_>, usize), NoOp> {
+pub fn decode(input: &[u8]) -> Result<(Op<'_>, usize), DecodeError> {
     let mut cursor = OpReader { input, at: 0 };
     let op = cursor.op()?;
     Ok((op, cursor.at))
@@ -130,7 +130,7 @@ struct OpReader<'a> {
 
 impl<'a> OpReader<'a> {
     #[inline]
-    fn op(&mut self) -> Result<Op<'a>, NoOp> {
+    fn op(&mut self) -> Result<Op<'a>, DecodeError> {
         let [code] = self.array()?;
         Ok(match code {
             b'.' => Op::Stop,
@@ -214,15 +214,15 @@ impl<'a> OpReader<'a> {
         })
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], NoOp> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let rest = self.input.get(self.at..).unwrap_or_default();
-        let array = *rest.first_chunk().ok_or(NoOp::Short((self.at + N) as u64))?;
+        let array = *rest.first_chunk().ok_or(DecodeError::Short((self.at + N) as u64))?;
         self.at += N;
         Ok(array)
     }
 
-    fn take(&mut self, len: u64) -> Result<&'a [u8], NoOp> {
-        let short = || NoOp::Short(len.saturating_add(self.at as u64));
+    fn take(&mut self, len: u64) -> Result<&'a [u8], DecodeError> {
+        let short = || DecodeError::Short(len.saturating_add(self.at as u64));
         let end = usize::try_from(len).ok().and_then(|len| self.at.checked_add(len));
         let end = end.ok_or_else(short)?;
         let bytes = self.input.get(self.at..end).ok_or_else(short)?;
@@ -230,35 +230,35 @@ impl<'a> OpReader<'a> {
         Ok(bytes)
     }
 
-    fn after_u8(&mut self) -> Result<&'a [u8], NoOp> {
+    fn after_u8(&mut self) -> Result<&'a [u8], DecodeError> {
         let len = u8::from_le_bytes(self.array()?);
         self.take(len.into())
     }
 
-    fn after_u32(&mut self) -> Result<&'a [u8], NoOp> {
+    fn after_u32(&mut self) -> Result<&'a [u8], DecodeError> {
         let len = u32::from_le_bytes(self.array()?);
         self.take(len.into())
     }
 
-    fn after_u64(&mut self) -> Result<&'a [u8], NoOp> {
+    fn after_u64(&mut self) -> Result<&'a [u8], DecodeError> {
         let len = u64::from_le_bytes(self.array()?);
         self.take(len)
     }
 
-    fn after_i32(&mut self) -> Result<&'a [u8], NoOp> {
+    fn after_i32(&mut self) -> Result<&'a [u8], DecodeError> {
         let len = i32::from_le_bytes(self.array()?);
         self.take(u64::try_from(len).map_err(|_| PickleErrorKind::NegativeLength(len))?)
     }
 
-    fn line(&mut self) -> Result<&'a [u8], NoOp> {
+    fn line(&mut self) -> Result<&'a [u8], DecodeError> {
         let rest = self.input.get(self.at..).unwrap_or_default();
         let end = rest.iter().position(|&byte| byte == b'\n');
-        let len = end.ok_or(NoOp::Short(self.input.len() as u64 + 1))?;
+        let len = end.ok_or(DecodeError::Short(self.input.len() as u64 + 1))?;
         self.at += len + 1;
         Ok(&rest[..len])
     }
 
-    fn index_text(&mut self) -> Result<u32, NoOp> {
+    fn index_text(&mut self) -> Result<u32, DecodeError> {
         let text = str::from_utf8(self.line()?).ok();
         let index = text.and_then(|text| text.parse().ok());
         Ok(index.ok_or(PickleErrorKind::BadText("a memo index"))?)

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use super::{NoOp, Op, PickleError, PickleErrorKind, decode};
+use super::{DecodeError, Op, PickleError, PickleErrorKind, decode};
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region};
 
@@ -49,15 +49,15 @@ pub fn each_op<T>(
     loop {
         let at = window.position();
         let outcome = match decode(window.rest()) {
-            Ok((op, len)) => apply(at, op).map(|flow| (flow, len)).map_err(NoOp::Bad),
+            Ok((op, len)) => apply(at, op).map(|flow| (flow, len)).map_err(DecodeError::Bad),
             Err(error) => Err(error),
         };
         match outcome {
             Ok((Next::Opcode, len)) => window.at += len,
             Ok((Next::At(next), len)) => window.skip_to(next.max(at + len as u64)),
             Ok((Next::End(result), _)) => return Ok(result),
-            Err(NoOp::Bad(kind)) => return Err(PickleError { at, kind }.into()),
-            Err(NoOp::Short(needed)) => window.refill(needed)?,
+            Err(DecodeError::Bad(kind)) => return Err(PickleError { at, kind }.into()),
+            Err(DecodeError::Short(needed)) => window.refill(needed)?,
         }
     }
 }

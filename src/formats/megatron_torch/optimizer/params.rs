@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::base::dtype::Dtype;
 use crate::base::extent;
-use crate::formats::walk::Excess;
+use crate::base::limits::OverLimit;
 use crate::names::megatron::{is_embedding_or_output, is_expert_parameter, is_trained};
 use crate::tensor::StoredTensor;
 
@@ -128,8 +128,8 @@ impl UnmatchedState {
     }
 }
 
-impl From<Excess> for UnmatchedState {
-    fn from(excess: Excess) -> Self {
-        Self::new(excess)
+impl From<OverLimit> for UnmatchedState {
+    fn from(error: OverLimit) -> Self {
+        Self::new(error)
     }
 }
