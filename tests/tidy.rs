@@ -121,6 +121,23 @@ fn nothing_panics_on_purpose_outside_of_tests() {
 }
 
 #[test]
+fn an_error_leaves_its_cause_to_whoever_prints_it() {
+    let mut wrong = Vec::new();
+    for Source { path, text, .. } in files("src", &["rs"]).map(|path| Source::read(&path)) {
+        // The attribute, then the variant up to the next one or the end of the type.
+        for variant in text.split("#[error(").skip(1) {
+            let (attribute, rest) = variant.split_once(")]").unwrap_or((variant, ""));
+            let rest = rest.split_once("\n}").map_or(rest, |(own, _)| own);
+            let has_cause = rest.contains("#[from]") || rest.contains("#[source]");
+            if attribute.contains("{source") || (has_cause && attribute.contains("{0")) {
+                wrong.push(format!("{path}: #[error({attribute})] repeats the error's source"));
+            }
+        }
+    }
+    assert_tidy(&wrong);
+}
+
+#[test]
 fn a_file_says_what_it_is_for_and_is_short() {
     let mut wrong = Vec::new();
     for Source { path, text, .. } in files("src", &["rs"]).map(|path| Source::read(&path)) {

@@ -84,6 +84,24 @@ pub struct Limits {
     pub global_metadata: usize,
     /// Bytes of what a run says of itself (`args`).
     pub args: usize,
+    /// Entries of a run's state that are read of one dict or checkpoint.
+    pub state_entries: usize,
+    /// Bytes of one entry of a run's state: those of some hundred parameter groups.
+    pub state_value: usize,
+    /// Levels of lists and dicts in a run's state: optimizers nest groups in lists in dicts.
+    pub state_depth: usize,
+    /// Objects of a distributed checkpoint that are read.
+    pub objects: usize,
+    /// Bytes of an index of safetensors files: ten times the longest known one, of a model with 140,000 tensors.
+    pub index_bytes: u64,
+    /// Bytes of other JSON that lies beside tensors.
+    pub json_bytes: u64,
+    /// Numbered parts of a model; a larger number is no count.
+    pub model_parts: u64,
+    /// Levels of folders in which files without tensors are looked for: a rank's folder, a layer's, a parameter's.
+    pub folder_depth: usize,
+    /// Files and folders among which these are looked for.
+    pub folder_entries: usize,
     /// Problems that are kept of one file; the others are counted.
     pub problems: usize,
     /// Chunks in which one tensor is stored, each with a header of its own.
@@ -162,6 +180,15 @@ pub const LIMITS: Limits = Limits {
     metadata: 80 << 20,
     global_metadata: 768 << 20,
     args: 16 << 20,
+    state_entries: 256,
+    state_value: 1 << 20,
+    state_depth: 8,
+    objects: 1 << 16,
+    index_bytes: 160 << 20,
+    json_bytes: 1 << 20,
+    model_parts: 10_000,
+    folder_depth: 3,
+    folder_entries: 1 << 20,
     problems: 1000,
     boxes: 1 << 20,
     pieces: 1 << 17,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
+use crate::base::limits::LIMITS;
 use crate::catalog::{Catalog, Problem};
 use crate::containers::torch;
 
@@ -19,17 +20,9 @@ static COMPANIONS: &[&str] =
 /// Folders that are a checkpoint of their own, or none.
 static SEPARATE: &[&str] = &["modelopt_state", "sharded", "original", "configs"];
 
-/// Levels of folders that are looked into: a rank's folder, a layer's, a parameter's.
-const DEEPEST: usize = 3;
-
-/// Files looked at: more than the largest runs write.
-const MOST: usize = 1 << 20;
-
 /// Lists the files and bytes that no tensor comes from, in order of the files: no writer leaves them so.
 #[must_use]
 pub fn leftovers(catalog: &Catalog) -> Vec<Problem> {
-    let leftover =
-        |path: &Path, message| Problem { file: Some(path.to_owned()), tensor: None, message };
     let files = &catalog.files;
     let mut found: Vec<Problem> = files
         .ids()
@@ -42,11 +35,11 @@ pub fn leftovers(catalog: &Catalog) -> Vec<Problem> {
         .collect();
     let read: HashSet<&Path> = files.ids().map(|file| files.path(file)).collect();
     let mut unread = Vec::new();
-    collect(&catalog.origin.resolved, DEEPEST, &mut MOST.clone(), &mut unread);
+    let mut left = LIMITS.folder_entries;
+    collect(&catalog.origin.resolved, LIMITS.folder_depth, &mut left, &mut unread);
     unread.retain(|path| !read.contains(path.as_path()));
-    found.extend(
-        unread.iter().map(|path| leftover(path, "no tensor comes from this file".to_owned())),
-    );
+    let unread = unread.into_iter();
+    found.extend(unread.map(|path| Problem::of_file(path, "no tensor comes from this file")));
     found.extend(catalog.leftovers.iter().cloned());
     found.sort();
     found

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::base::dtype::Dtype;
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::containers::torch::{TorchFile, Value, ValueId, Values};
 use crate::storage::FileSet;
@@ -11,8 +11,8 @@ use crate::tensor::{ByteOrder, LogicalTensor};
 
 use super::walk::Bounds;
 
-/// Reads the attributes of a namespace, or a plain dict where a converter wrote one.
-pub(super) fn facts_of(
+/// Reads the arguments of a run: the attributes of a namespace, or a plain dict where a converter wrote one.
+pub(super) fn args_of(
     torch: &TorchFile,
     args: ValueId,
     bounds: &mut Bounds,
@@ -20,11 +20,11 @@ pub(super) fn facts_of(
     let values = torch.values();
     let mut reader = Reader { values, left: LIMITS.args, skips: &[] };
     let run_args = match values.mapping(args) {
-        Some(items) => reader.run_args(items, 0),
-        None => reader.run_args(values.attributes(args)?, 0),
+        Some(items) => reader.entries(items, 0),
+        None => reader.entries(values.attributes(args)?, 0),
     };
     if run_args.is_none() {
-        bounds.problem("", "its args are longer than those of any run");
+        bounds.problem("", OverLimit::new("bytes of args", LIMITS.args as u64));
     }
     run_args
 }
@@ -35,14 +35,12 @@ pub(super) fn state_at(
     dict: ValueId,
     is_state: impl Fn(&str) -> bool,
 ) -> BTreeMap<String, PlainValue> {
-    /// Entries at the top of a file: far more than any has.
-    const ENTRIES: usize = 256;
     let values = torch.values();
     let entries = values.mapping(dict).into_iter().flatten();
     let named = entries.filter_map(|(key, value)| Some((values.as_str(key)?, value)));
     named
         .filter(|(key, _)| is_state(key) && key.len() <= LIMITS.name)
-        .take(ENTRIES)
+        .take(LIMITS.state_entries)
         .map(|(key, value)| (key.to_owned(), state_of(torch, value)))
         .collect()
 }
@@ -58,10 +56,9 @@ pub(super) fn state_without(
     id: ValueId,
     skips: &'static [&'static str],
 ) -> PlainValue {
-    /// Of each value at the top: some hundred parameter groups, not what a hostile file makes of a few.
-    const BYTES: usize = 1 << 20;
+    let mut reader = Reader { values: torch.values(), left: LIMITS.state_value, skips };
     let too_long = || PlainValue::Opaque("longer than any such state".to_owned());
-    Reader { values: torch.values(), left: BYTES, skips }.fact(id, 0).unwrap_or_else(too_long)
+    reader.value(id, 0).unwrap_or_else(too_long)
 }
 
 /// Reads the first element of a tensor of the usual number types.
@@ -90,12 +87,12 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// `None` where they are too long.
-    fn run_args(
+    fn entries(
         &mut self,
         items: impl Iterator<Item = (ValueId, ValueId)>,
         depth: usize,
     ) -> Option<BTreeMap<String, PlainValue>> {
-        let mut run_args = BTreeMap::new();
+        let mut entries = BTreeMap::new();
         for (key, value) in items {
             let name = match self.values.get(key) {
                 Value::Str(name) => name.to_owned(),
@@ -106,14 +103,12 @@ impl Reader<'_> {
             if self.skips.contains(&name.as_str()) {
                 continue;
             }
-            run_args.insert(name, self.fact(value, depth)?);
+            entries.insert(name, self.value(value, depth)?);
         }
-        Some(run_args)
+        Some(entries)
     }
 
-    fn fact(&mut self, id: ValueId, depth: usize) -> Option<PlainValue> {
-        /// Lists of `args` are short and flat: stages, layers; optimizers nest groups in lists in dicts.
-        const DEEPEST: usize = 8;
+    fn value(&mut self, id: ValueId, depth: usize) -> Option<PlainValue> {
         self.spend(size_of::<PlainValue>())?;
         Some(match self.values.get(id) {
             Value::None => PlainValue::None,
@@ -124,13 +119,13 @@ impl Reader<'_> {
                 self.spend(text.len())?;
                 PlainValue::Text(text.to_owned())
             }
-            _ if depth >= DEEPEST => self.opaque(id),
+            _ if depth >= LIMITS.state_depth => self.opaque(id),
             _ => {
                 if let Some(members) = self.values.sequence(id) {
-                    let members = members.map(|id| self.fact(id, depth + 1));
+                    let members = members.map(|id| self.value(id, depth + 1));
                     PlainValue::List(members.collect::<Option<_>>()?)
                 } else if let Some(items) = self.values.mapping(id) {
-                    PlainValue::Map(self.run_args(items, depth + 1)?)
+                    PlainValue::Map(self.entries(items, depth + 1)?)
                 } else {
                     self.opaque(id)
                 }

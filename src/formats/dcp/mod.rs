@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::base::limits::{ENTRY, LIMITS};
+use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA};
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::containers::dcp::{
@@ -178,10 +178,10 @@ impl Reading {
         options: &OpenOptions,
     ) {
         let mut wanted = checkpoint.metadata.objects.keys().filter(|key| wanted(key));
-        let keys: Vec<&Arc<str>> = wanted.by_ref().take(OBJECTS).collect();
+        let keys: Vec<&Arc<str>> = wanted.by_ref().take(LIMITS.objects).collect();
         if let Some(key) = wanted.next() {
             let message =
-                format!("not read, as all after {OBJECTS} objects: they may hold tensors");
+                format!("not read, as all after {} objects: they may hold tensors", LIMITS.objects);
             self.catalog.problem(Problem::of_tensor(&**key, message));
         }
         let files = self.catalog.files();
@@ -231,8 +231,7 @@ impl Reading {
         for (below, stored) in tensors {
             let name = joined(key, &below);
             let Some(rest) = left.checked_sub(name.len() + ENTRY) else {
-                let message = "its objects hold more tensors than any model has";
-                return self.catalog.problem(Problem::of_tensor(&**key, message));
+                return self.catalog.problem(Problem::of_tensor(&**key, OVER_METADATA));
             };
             *left = rest;
             let section =
@@ -277,9 +276,6 @@ impl Reading {
         }
     }
 }
-
-/// Objects that are read: more than any state dict has besides its tensors.
-const OBJECTS: usize = 1 << 16;
 
 fn holds_tensors(torch: &TorchFile) -> bool {
     torch.values().ids().any(|id| !matches!(torch.tensor(id), Ok(None)))

@@ -11,7 +11,7 @@ use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, ValueId};
-use crate::formats::state::{facts_of, state_of};
+use crate::formats::state::{args_of, state_of};
 use crate::formats::walk::{Bounds, TensorWalk};
 use crate::formats::{OpenError, torch_file};
 use crate::storage::{FileId, FileSet};
@@ -276,7 +276,7 @@ impl ModelStates {
         states.version = reader.text(reader.top("ds_version"));
         states.steps = reader.number(reader.top("global_steps"));
         let args = ["neox_args", "args"].iter().find_map(|key| reader.top(key));
-        states.args = args.and_then(|args| facts_of(&torch, args, &mut reader.bounds));
+        states.args = args.and_then(|args| args_of(&torch, args, &mut reader.bounds));
         states.info = reader.top("universal_checkpoint_info").map(|id| state_of(&torch, id));
         let entries = torch.values().mapping(torch.root()).into_iter().flatten();
         let named = entries.filter_map(|(key, value)| Some((torch.values().as_str(key)?, value)));

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io;
 use std::path::{Component, Path};
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
-use crate::base::limits::{ENTRY, LIMITS};
+use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA};
 use crate::base::plain::PlainValue;
 use crate::formats::OpenError;
 
@@ -22,12 +23,6 @@ pub(super) struct Index {
 #[derive(Debug)]
 struct WeightMap(BTreeMap<String, String>);
 
-/// JSON that becomes a tree of values; a longer index is read without what it says of the whole: that is for information only.
-const SHORT: u64 = 1 << 20;
-
-/// Ten times the longest index that we know, of a model with 140,000 tensors.
-const LONGEST: u64 = 160 << 20;
-
 impl Index {
     /// Reads an index and what it says of the whole, for the state of the run.
     ///
@@ -35,7 +30,7 @@ impl Index {
     /// It cannot be read, is none, or names files elsewhere.
     pub(super) fn read(path: &Path) -> Result<(Self, Option<PlainValue>), OpenError> {
         let content = |what: String| OpenError::Content { path: path.to_path_buf(), what };
-        let bytes = read_file(path, LONGEST)
+        let bytes = read_file(path, LIMITS.index_bytes)
             .map_err(|source| OpenError::Io { path: path.to_path_buf(), source })?;
         let index: Self = serde_json::from_slice(&bytes)
             .map_err(|error| content(format!("no index of tensors: {error}")))?;
@@ -45,10 +40,12 @@ impl Index {
         if index.weight_map.0.is_empty() {
             return Err(content("its weight_map is empty".to_owned()));
         }
-        let whole = (bytes.len() as u64 <= SHORT).then(|| serde_json::from_slice(&bytes).ok());
+        // What a longer one says of the whole is only informational, and not worth a tree of values.
+        let is_short = bytes.len() as u64 <= LIMITS.json_bytes;
+        let whole = is_short.then(|| serde_json::from_slice(&bytes).ok());
         let metadata = whole.flatten().and_then(|mut whole: Value| {
             let metadata = whole.get_mut("metadata")?.take();
-            metadata.as_object().is_some_and(|all| !all.is_empty()).then(|| fact_of(metadata))
+            metadata.as_object().is_some_and(|all| !all.is_empty()).then(|| plain_value(metadata))
         });
         Ok((index, metadata))
     }
@@ -95,7 +92,7 @@ impl<'de> Visitor<'de> for WeightMapVisitor {
         while let Some((name, file)) = map.next_entry::<String, String>()? {
             left = left
                 .checked_sub(name.len() + file.len() + ENTRY)
-                .ok_or_else(|| A::Error::custom("more entries than any model has"))?;
+                .ok_or_else(|| A::Error::custom(OVER_METADATA))?;
             files.insert(name, file);
         }
         Ok(WeightMap(files))
@@ -112,25 +109,25 @@ fn is_inside(file: &str) -> bool {
 ///
 /// # Errors
 /// It cannot be read, or is no JSON.
-pub(super) fn read_json(path: &Path) -> Result<Option<PlainValue>, String> {
+pub(super) fn read_json(path: &Path) -> io::Result<Option<PlainValue>> {
     if path.symlink_metadata().is_err() {
         return Ok(None);
     }
-    let bytes = read_file(path, SHORT).map_err(|error| error.to_string())?;
-    let value = serde_json::from_slice(&bytes).map_err(|error| format!("no JSON: {error}"))?;
-    Ok(Some(fact_of(value)))
+    let bytes = read_file(path, LIMITS.json_bytes)?;
+    let no_json = |error| io::Error::other(format!("no JSON: {error}"));
+    Ok(Some(plain_value(serde_json::from_slice(&bytes).map_err(no_json)?)))
 }
 
-fn read_file(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let meta = std::fs::metadata(path)?;
     if !meta.is_file() || meta.len() > most {
-        return Err(std::io::Error::other(format!("no regular file of at most {most} bytes")));
+        return Err(io::Error::other(format!("no regular file of at most {most} bytes")));
     }
     std::fs::read(path)
 }
 
 /// JSON is nested at most 128 levels deep here: what is deeper, its reader refuses.
-fn fact_of(value: Value) -> PlainValue {
+fn plain_value(value: Value) -> PlainValue {
     match value {
         Value::Null => PlainValue::None,
         Value::Bool(value) => PlainValue::Bool(value),
@@ -140,10 +137,10 @@ fn fact_of(value: Value) -> PlainValue {
             (None, None) => PlainValue::Opaque("number".to_owned()),
         },
         Value::String(text) => PlainValue::Text(text),
-        Value::Array(members) => PlainValue::List(members.into_iter().map(fact_of).collect()),
-        Value::Object(entries) => {
-            PlainValue::Map(entries.into_iter().map(|(key, value)| (key, fact_of(value))).collect())
-        }
+        Value::Array(members) => PlainValue::List(members.into_iter().map(plain_value).collect()),
+        Value::Object(entries) => PlainValue::Map(
+            entries.into_iter().map(|(key, value)| (key, plain_value(value))).collect(),
+        ),
     }
 }
 

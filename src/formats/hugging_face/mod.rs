@@ -98,7 +98,7 @@ impl Folder<'_> {
                 Ok(value) => {
                     self.catalog.add_state(&path, value.map(|value| (key.to_owned(), value)));
                 }
-                Err(message) => self.catalog.note(format!("{file}: {message}")),
+                Err(error) => self.catalog.note(format!("{file}: {error}")),
             }
         }
     }

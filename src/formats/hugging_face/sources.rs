@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::base::limits::LIMITS;
+
 use super::index::Index;
 
 /// Stem and ending of the files, those first that transformers takes first. Each may be one file, numbered parts, and
@@ -177,15 +179,13 @@ impl Source {
 
 /// The parts that are not there, as the numbers of the others tell.
 fn missing(present: &[String]) -> Vec<String> {
-    /// More parts than any model has; a larger number is no count.
-    const MOST: u64 = 10_000;
     let parts: Vec<Numbered<'_>> =
         present.iter().filter_map(|file| Numbered::parse(file)).collect();
     let mut all = BTreeSet::new();
     let mut counts = BTreeSet::new();
     for part in parts {
         if counts.insert((part.start, part.count, part.ending)) {
-            all.extend((1..=part.count.min(MOST)).map(|number| part.other(number)));
+            all.extend((1..=part.count.min(LIMITS.model_parts)).map(|number| part.other(number)));
         }
     }
     for file in present {

@@ -72,9 +72,9 @@ pub(super) enum NativeError {
     Shape(Vec<i64>, u64),
     #[error("version {0} of the format; only version {VERSION} is known")]
     Version(u32),
-    #[error("the file has {0}")]
+    #[error(transparent)]
     OverLimit(#[from] OverLimit),
-    #[error("cannot be read: {0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
 }
 

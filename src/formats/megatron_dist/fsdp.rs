@@ -4,12 +4,13 @@
 
 use std::path::Path;
 
+use crate::base::limits::LIMITS;
 use crate::catalog::{Catalog, Problem, Section};
 use crate::containers::dcp::{Checkpoint, Metadata};
 use crate::storage::FileSet;
 
 use super::{Common, Key, dcp, into_catalog, torch_dist};
-use crate::formats::state::{facts_of, state_of};
+use crate::formats::state::{args_of, state_of};
 use crate::formats::walk::Bounds;
 use crate::formats::{Format, Located, OpenError, OpenOptions};
 
@@ -86,11 +87,9 @@ fn of_objects(
     files: &FileSet,
     objects: &[String],
 ) -> (Common, Vec<Problem>) {
-    /// Far more than any run has.
-    const MOST: usize = 256;
     let mut common = Common::default();
     let mut problems = Vec::new();
-    for key in objects.iter().filter(|key| is_of_run(key)).take(MOST) {
+    for key in objects.iter().filter(|key| is_of_run(key)).take(LIMITS.state_entries) {
         let torch = match checkpoint.object(key, files) {
             Ok(torch) => torch,
             Err(error) => {
@@ -103,7 +102,7 @@ fn of_objects(
         match key.as_str() {
             "args" => {
                 let mut bounds = Bounds::new(Path::new(key));
-                common.args = facts_of(&torch, root, &mut bounds).unwrap_or_default();
+                common.args = args_of(&torch, root, &mut bounds).unwrap_or_default();
                 common.args_file = file;
                 problems.extend(bounds.into_problems());
             }

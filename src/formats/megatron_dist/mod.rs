@@ -23,7 +23,7 @@ use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
-use super::state::{facts_of, state_at};
+use super::state::{args_of, state_at};
 use super::walk::Bounds;
 use super::{Located, OpenOptions};
 
@@ -89,7 +89,7 @@ impl Common {
             bounds.problem("", "holds no dict of what the run says of itself");
         }
         let mut common = Self {
-            args: args.and_then(|args| facts_of(torch, args, &mut bounds)).unwrap_or_default(),
+            args: args.and_then(|args| args_of(torch, args, &mut bounds)).unwrap_or_default(),
             args_file: path.to_path_buf(),
             state: RunState::default(),
             iteration: values.dict_get(root, "iteration").and_then(|id| values.as_u64(id)),

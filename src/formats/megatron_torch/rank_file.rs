@@ -7,7 +7,7 @@ use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, ValueId};
-use crate::formats::state::{facts_of, state_at};
+use crate::formats::state::{args_of, state_at};
 use crate::formats::walk::{Bounds, TensorWalk};
 use crate::layout::RunArgs;
 use crate::storage::{FileId, FileSet};
@@ -39,7 +39,7 @@ impl RankFile {
         let mut bounds = Bounds::new(path);
         let mut rank = Self {
             path: path.to_path_buf(),
-            args: top("args").and_then(|args| facts_of(torch, args, &mut bounds)),
+            args: top("args").and_then(|args| args_of(torch, args, &mut bounds)),
             iteration: top("iteration").and_then(|id| values.as_u64(id)),
             version: top("checkpoint_version").and_then(|id| values.as_f64(id)),
             state: state_at_top(torch),

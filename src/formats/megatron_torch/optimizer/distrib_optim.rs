@@ -212,7 +212,7 @@ impl<'a> BufferReader<'a> {
                     // Sizes and the like.
                     Ok(None) => {}
                     Ok(Some(_)) => return Err(UnmatchedState::new("not flat").within(kind)),
-                    Err(error) => return Err(UnmatchedState::new(error).within(kind)),
+                    Err(error) => return Err(UnmatchedState::unreadable(kind, error)),
                 }
             }
             if !tensors.is_empty() {

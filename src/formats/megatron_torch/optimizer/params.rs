@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::base::dtype::Dtype;
 use crate::base::extent;
 use crate::base::limits::OverLimit;
+use crate::containers::torch::RebuildError;
 use crate::names::megatron::{is_embedding_or_output, is_expert_parameter, is_trained};
 use crate::tensor::StoredTensor;
 
@@ -108,17 +109,25 @@ pub(in crate::formats) type ParamStates = BTreeMap<String, Vec<ParamState>>;
 #[error("optimizer state cannot be matched to parameters: {reason}")]
 pub(super) struct UnmatchedState {
     reason: String,
+    /// The error of a tensor that cannot be read.
+    #[source]
+    cause: Option<RebuildError>,
 }
 
 impl UnmatchedState {
     /// State that does not fit for this reason.
     pub(super) fn new(reason: impl Display) -> Self {
-        Self { reason: reason.to_string() }
+        Self { reason: reason.to_string(), cause: None }
+    }
+
+    /// State in this part of the file that cannot be read.
+    pub(super) fn unreadable(part: impl Display, cause: RebuildError) -> Self {
+        Self { reason: part.to_string(), cause: Some(cause) }
     }
 
     /// The same with the part of the file that it is about.
     pub(super) fn within(self, part: impl Display) -> Self {
-        Self { reason: format!("{part}: {}", self.reason) }
+        Self { reason: format!("{part}: {}", self.reason), ..self }
     }
 
     /// The reason alone.

@@ -178,7 +178,7 @@ impl StateDictReader<'_> {
                     Ok(None) => self.left_out += 1,
                     Err(error) => {
                         let place = format_args!("parameter {param_id}: {kind}");
-                        return Err(UnmatchedState::new(error).within(place));
+                        return Err(UnmatchedState::unreadable(place, error));
                     }
                 }
             }
@@ -195,7 +195,7 @@ impl StateDictReader<'_> {
                 Ok(Some(tensor)) => tensors.push(tensor),
                 Ok(None) => return Err(UnmatchedState::new("a main parameter is not a tensor")),
                 Err(error) => {
-                    return Err(UnmatchedState::new(error).within("a main parameter"));
+                    return Err(UnmatchedState::unreadable("a main parameter", error));
                 }
             }
         }
