@@ -73,8 +73,8 @@ impl RankedCheckpoint<'_> {
         let rules = Rules::new(&options.rules);
         let model = ShardedModel { layout: &layout, args: &run_args, order, rules: &rules };
         let assembly = model.assemble(shards);
-        let told = |(name, error): &(String, LayoutError)| (name.clone(), error.to_string());
-        let known = assembly.problems.iter().map(told).collect();
+        let text = |(name, error): &(String, LayoutError)| (name.clone(), error.to_string());
+        let weight_problems = assembly.problems.iter().map(text).collect();
         catalog.origin.left_out += assembly.buffers;
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, error);
         catalog.problems(assembly.problems.into_iter().map(of_tensor));
@@ -82,7 +82,7 @@ impl RankedCheckpoint<'_> {
             catalog.add_merged(assembly.tensors);
             catalog.tie_output_layer("", assembly.tied_output, &run_args);
         }
-        StateAssembler { model, known }.add_optimizer(&mut catalog, optimizers);
+        StateAssembler { model, weight_problems }.add_optimizer(&mut catalog, optimizers);
         catalog.finish()
     }
 }
@@ -90,8 +90,8 @@ impl RankedCheckpoint<'_> {
 /// Assembler of the states of all ranks' optimizers, which are sharded as the weights are.
 struct StateAssembler<'a> {
     model: ShardedModel<'a>,
-    /// Problems of the weights, which all their states share.
-    known: BTreeSet<(String, String)>,
+    /// Problems of the weights, by name, which their states share.
+    weight_problems: BTreeSet<(String, String)>,
 }
 
 impl StateAssembler<'_> {
@@ -109,7 +109,7 @@ impl StateAssembler<'_> {
             return;
         }
         let mut incomplete = IncompleteStates::default();
-        let mut without: Option<BTreeSet<Name>> = None;
+        let mut stateless: Option<BTreeSet<Name>> = None;
         for state in &names {
             let assembly = self.assemble_state(state, &ranks);
             let named = |(name, merged): (Name, _)| (of_state(state, name.as_str()), merged);
@@ -119,20 +119,20 @@ impl StateAssembler<'_> {
             for (name, error) in assembly.problems {
                 if matches!(error, LayoutError::RankMissing { .. }) {
                     incomplete.note(of_state(state, &name).as_str());
-                } else if !self.known.contains(&(name.clone(), error.to_string())) {
+                } else if !self.weight_problems.contains(&(name.clone(), error.to_string())) {
                     let name = of_state(state, &name);
                     catalog.problem(Problem::of_tensor(name.as_str(), error));
                 }
             }
-            without = Some(match without {
+            stateless = Some(match stateless {
                 None => assembly.shape_only_names,
                 Some(others) => others.intersection(&assembly.shape_only_names).cloned().collect(),
             });
         }
-        for name in without.into_iter().flatten() {
+        for name in stateless.into_iter().flatten() {
             incomplete.note(&format!("optimizer of {name}"));
         }
-        // Some ranks of a run with experts have nothing to write: their file is missing only if something is.
+        // With expert parallelism some ranks write no file, so one is missing only where states are.
         let may_be_absent = self.model.layout.ep > 1 && incomplete.count == 0 && !names.is_empty();
         for file in ranks.into_iter().filter_map(|(_, rank)| rank.missing_file) {
             if !may_be_absent {
