@@ -15,6 +15,7 @@ use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::containers::dcp::ShardFile;
 use crate::containers::safetensors::Safetensors;
 use crate::names::Name;
+use crate::names::index::number;
 use crate::names::megatron::is_buffer;
 use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
@@ -27,10 +28,6 @@ fn rank_of_shard(name: &str) -> Option<u64> {
     let rest = name.strip_prefix("shard-")?.strip_suffix(".safetensors")?;
     let (rank, rest) = rest.split_once("-model-")?;
     let (file, files) = rest.split_once("-of-")?;
-    let number = |digits: &str| {
-        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        is_number.then(|| digits.parse::<u64>().ok()).flatten()
-    };
     number(file).and(number(files)).and(number(rank))
 }
 

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, ValueId};
 use crate::formats::state::{args_of, state_at};
 use crate::formats::walk::{Bounds, TensorWalk};
 use crate::layout::RunArgs;
+use crate::names::index::number;
 use crate::storage::{FileId, FileSet};
 
 use super::optimizer::{ModelChunks, OPTIMIZER, OptimizerFiles, RankOptimizer};
@@ -49,7 +50,7 @@ impl RankFile {
             problems: Vec::new(),
         };
         match values.mapping(torch.root()) {
-            None => bounds.problem("", "the file holds no dict with a model in it"),
+            None => bounds.problem("", "not a dict with a model in it"),
             Some(entries) => rank.read_chunks(torch, entries, &mut bounds),
         }
         rank.problems.extend(bounds.into_problems());
@@ -67,21 +68,21 @@ impl RankFile {
             let Some(chunk) = torch.values().as_str(key).and_then(chunk_number) else { continue };
             let mut walk = TensorWalk { torch, bounds, left_out: 0, tensors: Vec::new() };
             if let Err(excess) = walk.collect("", model, 0) {
-                // What was found so far is a part of nobody knows what.
+                // The tensors so far are an unknown part of the model.
                 bounds.problem("", format!("the model in this file has {excess}"));
                 self.chunks.clear();
                 return;
             }
             self.left_out += walk.left_out;
             if self.chunks.insert(chunk, walk.tensors).is_some() {
-                bounds.problem("", "holds two models of the same number, `model` and `model0`");
+                bounds.problem("", format!("two entries hold model chunk {chunk}"));
             }
         }
         if self.chunks.is_empty() {
             bounds.problem("", "no `model` in this file");
         }
-        if let Some(first) = self.chunks.split_off(&LIMITS.chunks).keys().next() {
-            bounds.problem("", format!("holds model{first}: no run has so many model chunks"));
+        if !self.chunks.split_off(&LIMITS.chunks).is_empty() {
+            bounds.problem("", OverLimit::new("model chunks", LIMITS.chunks));
         }
     }
 
@@ -125,6 +126,5 @@ fn chunk_number(key: &str) -> Option<u64> {
     if digits.is_empty() {
         return Some(0);
     }
-    let is_number = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| digits.parse().ok()).flatten()
+    number(digits).filter(|_| digits.len() <= 4)
 }
