@@ -20,7 +20,7 @@ pub(super) fn run_args(tag: &Path) -> BTreeMap<String, PlainValue> {
             let is_fitting = std::fs::metadata(path)
                 .is_ok_and(|meta| meta.is_file() && meta.len() <= LIMITS.text_file);
             if let Some(bytes) = is_fitting.then(|| std::fs::read(path).ok()).flatten() {
-                run_args.extend(String::from_utf8_lossy(&bytes).lines().filter_map(fact));
+                run_args.extend(String::from_utf8_lossy(&bytes).lines().filter_map(argument));
             }
         }
     }
@@ -28,7 +28,7 @@ pub(super) fn run_args(tag: &Path) -> BTreeMap<String, PlainValue> {
 }
 
 /// `"gpt-j-residual": true,` and the like; gpt-neox takes `-` and `_` for the same.
-fn fact(line: &str) -> Option<(String, PlainValue)> {
+fn argument(line: &str) -> Option<(String, PlainValue)> {
     let line = line.split(" #").next()?;
     let (key, value) = line.trim().split_once(':')?;
     let key = key.trim().trim_matches(['"', '\'']).replace('-', "_");
@@ -37,12 +37,12 @@ fn fact(line: &str) -> Option<(String, PlainValue)> {
     if key.is_empty() || !is_name || key.len() > 100 {
         return None;
     }
-    let fact = match value {
+    let value = match value {
         "true" | "True" => PlainValue::Bool(true),
         "false" | "False" => PlainValue::Bool(false),
         _ => PlainValue::Int(value.parse().ok()?),
     };
-    Some((key, fact))
+    Some((key, value))
 }
 
 #[cfg(test)]
@@ -50,8 +50,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_lines_are_facts() {
-        let read = |line| fact(line);
+    fn plain_lines_are_arguments() {
+        let read = |line| argument(line);
         let yes = Some(("gpt_j_residual".to_owned(), PlainValue::Bool(true)));
         assert_eq!(read("  \"gpt-j-residual\": true,"), yes);
         assert_eq!(read("gpt_j_residual: True  # parallel"), yes);

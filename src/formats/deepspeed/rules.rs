@@ -8,6 +8,7 @@
 use crate::layout::rules::Sharding::{
     self, Averaged, Gated, Halves, Heads, Replicated, RowBias, Split, Vocab,
 };
+use crate::tensor::StoredTensor;
 
 /// The sharding of each parameter.
 #[rustfmt::skip]
@@ -56,3 +57,9 @@ pub(super) static RULES: &[(&str, Sharding)] = &[
     ("{att,ffn}.*",                                         Replicated),
     ("{ln1,ln2}.{weight,bias}",                             Replicated),
 ];
+
+/// Buffers that follow from the configuration: rotary frequencies and causal masks.
+pub(super) fn is_buffer(name: &str, stored: &StoredTensor) -> bool {
+    let is_mask = stored.dtype().size() == 1 && name.ends_with(".bias");
+    name.ends_with("inv_freq") || name.ends_with(".masked_bias") || is_mask
+}

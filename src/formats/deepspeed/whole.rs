@@ -16,13 +16,13 @@ use crate::tensor::{LogicalTensor, Merge, StoredTensor};
 use super::info::Info;
 use super::pipeline::{LayerNames, split_layer};
 use super::ranks::{Layer, Run, Weights, add};
-use super::rules::RULES;
+use super::rules::{RULES, is_buffer};
 use super::states::{self, MASTER, ModelStates};
 use super::zero::{self, OptimizerState, OptimizerStates};
 use super::{FORMAT, universal};
 
 /// A master or moment with the rank that holds it.
-struct Held {
+struct RankState {
     stage: u64,
     tp: u64,
     moment: OptimizerState,
@@ -35,7 +35,7 @@ pub(super) struct Whole<'a> {
     info: Info,
     model: RankParts,
     optimizer: RankParts,
-    masters: Vec<Held>,
+    masters: Vec<RankState>,
     /// The rules of the checkpoint itself for single parameters.
     shardings: HashMap<String, Sharding>,
     /// Tensors without a name that ranks would share.
@@ -50,12 +50,6 @@ pub(super) struct Whole<'a> {
 /// The part of a parameter on a tensor parallel rank of a stage.
 fn rank_part(stage: u64, tp: u64, tensor: LogicalTensor) -> RankPart {
     RankPart::new(RankCoord { tp, pp: stage, ..RankCoord::default() }, tensor)
-}
-
-/// Buffers that follow from the configuration: rotary frequencies and causal masks.
-fn is_buffer(name: &str, stored: &StoredTensor) -> bool {
-    let is_mask = stored.dtype().size() == 1 && name.ends_with(".bias");
-    name.ends_with("inv_freq") || name.ends_with(".masked_bias") || is_mask
 }
 
 /// The shape of a parameter of so many elements in its layer's file; what ties modules has a name of its own.
@@ -187,7 +181,11 @@ impl<'a> Whole<'a> {
             self.notes.push(note.to_owned());
         }
         self.problems.extend(moments.problems);
-        self.masters.extend(moments.found.into_iter().map(|moment| Held { stage, tp, moment }));
+        self.masters.extend(moments.found.into_iter().map(|moment| RankState {
+            stage,
+            tp,
+            moment,
+        }));
     }
 
     /// Tensor parallel size of masters and moments: a universal checkpoint has put the ranks together.
@@ -344,7 +342,7 @@ impl<'a> Whole<'a> {
     }
 
     pub(super) fn add_optimizer(&mut self) {
-        for Held { stage, tp, moment } in std::mem::take(&mut self.masters) {
+        for RankState { stage, tp, moment } in std::mem::take(&mut self.masters) {
             let OptimizerState { state, param, tensor } = moment;
             let name = format!("optimizer.{state}.{}", self.names.of_param(&param));
             self.part(Section::Optimizer, &name, &param, rank_part(stage, tp, tensor));

@@ -63,6 +63,8 @@ struct Run {
     world: ParallelLayout,
     /// Ranks that hold the same part of the model.
     replicas: u64,
+    /// One of several ranks' files is all there is.
+    is_shard: bool,
     problems: Vec<Problem>,
     notes: Vec<String>,
 }
@@ -79,8 +81,8 @@ pub(super) fn read_single(
     let states = is_folder.then(|| (String::new(), folder.to_path_buf()));
     let mut run = Run::new(states.into_iter().collect(), located, options)?;
     let ParallelLayout { tp, pp, .. } = run.world;
-    let is_shard = tp * pp > 1;
-    if is_shard {
+    run.is_shard = tp * pp > 1;
+    if run.is_shard {
         run.notes.push(format!("one shard of tp={tp} pp={pp}, compared as the shard that it is"));
         run.world = ParallelLayout { tp: 1, pp: 1, ep: 1, etp: 1, ..run.world };
     }
@@ -88,7 +90,7 @@ pub(super) fn read_single(
     let optimizer = is_folder.then(|| optimizer_file(folder)).flatten();
     let rank = RankFiles::add(&mut files, String::new(), folder, file, optimizer)?;
     let rank = rank.read(&files, RankCoord::default(), options)?;
-    Ok(run.into_catalog(files, vec![rank], is_shard, located, options))
+    Ok(run.into_catalog(files, vec![rank], located, options))
 }
 
 /// Reads all ranks of a step.
@@ -134,7 +136,7 @@ pub(super) fn read_all(located: &Located, options: &OpenOptions) -> Result<Catal
         .into_par_iter()
         .map(|(coord, rank)| rank.read(&files, coord, options))
         .collect::<Result<_, OpenError>>()?;
-    Ok(run.into_catalog(files, ranks, false, located, options))
+    Ok(run.into_catalog(files, ranks, located, options))
 }
 
 /// The ranks' folders by number.
@@ -267,20 +269,29 @@ impl Run {
         }
         let run_args = RunArgs::new(trainer_state::run_args(&state), &options.run_args);
         let in_layout = |source| OpenError::Layout { path: located.path.clone(), source };
-        for fact in [ArgName::TENSOR_MODEL_PARALLEL_SIZE, ArgName::PIPELINE_MODEL_PARALLEL_SIZE] {
-            match run_args.size(fact) {
+        for arg in [ArgName::TENSOR_MODEL_PARALLEL_SIZE, ArgName::PIPELINE_MODEL_PARALLEL_SIZE] {
+            match run_args.size(arg) {
                 None if several && state.is_empty() => {
-                    return Err(in_layout(LayoutError::ArgMissing { arg: fact }));
+                    return Err(in_layout(LayoutError::ArgMissing { arg: arg }));
                 }
                 Some(0) => {
                     let reason = "no run has so few ranks";
-                    return Err(in_layout(LayoutError::Refused { arg: fact, reason }));
+                    return Err(in_layout(LayoutError::Refused { arg: arg, reason }));
                 }
                 _ => {}
             }
         }
         let world = ParallelLayout::new(&[], &run_args).map_err(in_layout)?;
-        Ok(Self { state, state_file, run_args, world, replicas: 1, problems, notes })
+        Ok(Self {
+            state,
+            state_file,
+            run_args,
+            world,
+            replicas: 1,
+            is_shard: false,
+            problems,
+            notes,
+        })
     }
 
     /// Finds the number of ranks that hold the same; returns the number of all ranks.
@@ -325,7 +336,6 @@ impl Run {
         mut self,
         files: FileSet,
         ranks: Vec<Rank>,
-        is_shard: bool,
         located: &Located,
         options: &OpenOptions,
     ) -> Catalog {
@@ -333,7 +343,7 @@ impl Run {
         if self.replicas > 1 {
             layout.push_str(&format!(" dp{}", self.replicas));
         }
-        let stages = self.number_layers(&ranks, is_shard);
+        let stages = self.number_layers(&ranks);
         let origin = Origin {
             format: super::FORMAT.name,
             layout,
@@ -376,7 +386,7 @@ impl Run {
         catalog.add_state(&self.state_file, self.state);
         if options.wants(Section::Model) {
             catalog.add_merged(assembly.tensors);
-            let is_whole = !is_shard && self.world.pp == 1;
+            let is_whole = !self.is_shard && self.world.pp == 1;
             tie_output_layer(&mut catalog, is_whole, &self.run_args);
         }
         add_adam(&mut catalog, optimizers);
@@ -384,7 +394,7 @@ impl Run {
     }
 
     /// The layers of each stage, where there are several stages; notes what nobody says.
-    fn number_layers(&mut self, ranks: &[Rank], is_shard: bool) -> Option<Stages> {
+    fn number_layers(&mut self, ranks: &[Rank]) -> Option<Stages> {
         const VPP: ArgName = ArgName::VIRTUAL_PIPELINE_MODEL_PARALLEL_SIZE;
         let mut counts: BTreeMap<u64, u64> = (0..self.world.pp).map(|stage| (stage, 0)).collect();
         for rank in ranks {
@@ -397,7 +407,7 @@ impl Run {
         let counts: Vec<u64> = counts.into_values().collect();
         let found = counts.iter().fold(0, |sum: u64, &count| sum.saturating_add(count));
         let declared = self.run_args.size(ArgName::NUM_LAYERS).filter(|&layers| layers > 0);
-        if is_shard || found == 0 || found > LIMITS.layers {
+        if self.is_shard || found == 0 || found > LIMITS.layers {
             return None;
         }
         let vpp = self.run_args.size(VPP).map_or(1, |vpp| vpp.clamp(1, LIMITS.chunks));
