@@ -283,4 +283,16 @@ mod tests {
         assert_eq!(rules.find("decoder.layers.0.mlps_1.linear_fc1.weight"), Some(&Gated));
         assert_eq!(rules.find("decoder.layers.0.input_layernorm_0.weight"), Some(&Replicated));
     }
+
+    #[test]
+    fn the_user_goes_before_the_checkpoint_and_the_checkpoint_before_the_table() {
+        let name = "decoder.layers.0.mlp.linear_fc1.weight";
+        let of_checkpoint = || HashMap::from([(name.to_owned(), Split(1))]);
+        let rules = Rules::new(&[]).with_checkpoint(of_checkpoint());
+        assert_eq!(rules.find(name), Some(&Split(1)));
+        assert_eq!(rules.find("decoder.layers.1.mlp.linear_fc1.weight"), Some(&Gated));
+        let user: UserRule = "weight=gated".parse().unwrap();
+        let rules = Rules::new(&[user]).with_checkpoint(of_checkpoint());
+        assert_eq!(rules.find(name), Some(&Halves));
+    }
 }

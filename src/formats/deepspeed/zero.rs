@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::base::extent::numel;
 use crate::catalog::Problem;
+use crate::names::index::split_index;
 use crate::names::printable;
 use crate::tensor::{LogicalTensor, StoredTensor, TensorError};
 
@@ -54,7 +55,7 @@ pub(super) fn frozen(ranks: &[&ModelStates]) -> OptimizerStates {
             flat(fragment, param)
         });
         let tensor = fragments
-            .collect::<Result<Vec<_>, Trouble>>()
+            .collect::<Result<Vec<_>, PartitionError>>()
             .and_then(|parts| Ok(LogicalTensor::concat(0, parts)?))
             .and_then(|whole| shaped(&whole, 0, shape));
         moments.add("frozen", param, tensor);
@@ -63,20 +64,25 @@ pub(super) fn frozen(ranks: &[&ModelStates]) -> OptimizerStates {
 }
 
 /// The reason for which a parameter cannot be put together.
-struct Trouble(String);
+struct PartitionError(String);
 
-impl From<TensorError> for Trouble {
+impl From<TensorError> for PartitionError {
     fn from(error: TensorError) -> Self {
         Self(error.to_string())
     }
 }
 
-fn missing(path: &std::path::Path) -> Trouble {
-    Trouble(format!("{} holds no part of it", printable(&file_name(path))))
+fn missing(path: &std::path::Path) -> PartitionError {
+    PartitionError(format!("{} holds no part of it", printable(&file_name(path))))
 }
 
 impl OptimizerStates {
-    fn add(&mut self, state: &str, param: &Arc<str>, tensor: Result<LogicalTensor, Trouble>) {
+    fn add(
+        &mut self,
+        state: &str,
+        param: &Arc<str>,
+        tensor: Result<LogicalTensor, PartitionError>,
+    ) {
         match tensor {
             Ok(tensor) => {
                 self.found.push(OptimizerState {
@@ -85,7 +91,7 @@ impl OptimizerStates {
                     tensor,
                 });
             }
-            Err(Trouble(message)) => {
+            Err(PartitionError(message)) => {
                 let name = format!("optimizer.{state}.{param}");
                 self.problems.push(Problem::of_tensor(name, message));
             }
@@ -139,20 +145,25 @@ fn is_in_order_of(shapes: &Shapes, slices: &[&BTreeMap<String, (u64, u64)>]) -> 
 }
 
 /// A partition as a vector.
-fn flat(stored: &StoredTensor, name: &str) -> Result<LogicalTensor, Trouble> {
+fn flat(stored: &StoredTensor, name: &str) -> Result<LogicalTensor, PartitionError> {
     let count = numel(stored.shape()).unwrap_or(0);
     let vector = stored.view(&[count]);
-    let vector = vector.ok_or_else(|| Trouble("its partition is no vector".to_owned()))?;
+    let vector = vector.ok_or_else(|| PartitionError("its partition is no vector".to_owned()))?;
     Ok(LogicalTensor::from_stored(&vector, name))
 }
 
 /// The elements of a vector from `start` on, in this shape.
-fn shaped(vector: &LogicalTensor, start: u64, shape: &[u64]) -> Result<LogicalTensor, Trouble> {
+fn shaped(
+    vector: &LogicalTensor,
+    start: u64,
+    shape: &[u64],
+) -> Result<LogicalTensor, PartitionError> {
     let count = numel(shape).filter(|count| *count > 0);
-    let count = count.ok_or_else(|| Trouble(format!("shape {shape:?} is that of no parameter")))?;
+    let count =
+        count.ok_or_else(|| PartitionError(format!("shape {shape:?} is that of no parameter")))?;
     let mut tensor = vector.slice(0, start, count).map_err(|_| {
         let held = vector.numel();
-        Trouble(format!(
+        PartitionError(format!(
             "shape {shape:?} needs elements {start} to {}, the partitions hold {held}",
             start.saturating_add(count)
         ))
@@ -174,7 +185,9 @@ pub(super) fn shaped_vector(
     name: &str,
     shape: &[u64],
 ) -> Result<LogicalTensor, String> {
-    flat(stored, name).and_then(|vector| shaped(&vector, 0, shape)).map_err(|Trouble(text)| text)
+    flat(stored, name)
+        .and_then(|vector| shaped(&vector, 0, shape))
+        .map_err(|PartitionError(text)| text)
 }
 
 /// One state of one model parallel rank.
@@ -211,7 +224,7 @@ impl Zero<'_> {
                 let flats = held.iter().zip(&sharers.ranks).map(|(held, rank)| {
                     flat((*held).ok_or_else(|| missing(&self.ranks[*rank].path))?, self.state)
                 });
-                let found = match flats.collect::<Result<Vec<_>, Trouble>>() {
+                let found = match flats.collect::<Result<Vec<_>, PartitionError>>() {
                     Ok(flats) => self.cut(group, shapes, &sharers, &flats),
                     Err(trouble) => vec![(shapes[0].0.clone(), Err(trouble))],
                 };
@@ -243,7 +256,7 @@ impl Zero<'_> {
         shapes: &Shapes,
         sharers: &Sharers,
         flats: &[LogicalTensor],
-    ) -> Vec<(Arc<str>, Result<LogicalTensor, Trouble>)> {
+    ) -> Vec<(Arc<str>, Result<LogicalTensor, PartitionError>)> {
         let ranks = self.ranks;
         let slices = sharers.ranks.iter().map(|rank| ranks[*rank].slices.as_ref()?.get(group));
         let slices = slices.collect::<Option<Vec<_>>>();
@@ -262,7 +275,7 @@ impl Zero<'_> {
                 let whole = LogicalTensor::concat(0, parts.collect::<Result<Vec<_>, _>>()?)?;
                 if numel(shape) != Some(whole.numel()) {
                     let held = whole.numel();
-                    return Err(Trouble(format!(
+                    return Err(PartitionError(format!(
                         "the partitions hold {held} elements of shape {shape:?}"
                     )));
                 }
@@ -296,7 +309,7 @@ impl Zero<'_> {
         held: u64,
         used: u64,
         ranks: usize,
-        found: &mut Vec<(Arc<str>, Result<LogicalTensor, Trouble>)>,
+        found: &mut Vec<(Arc<str>, Result<LogicalTensor, PartitionError>)>,
     ) {
         let alignment = 2 * ranks as u64;
         let most = used.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
@@ -304,7 +317,7 @@ impl Zero<'_> {
             && held > most.saturating_add(alignment)
         {
             let text = format!("the partitions hold {held} elements, param_shapes only {used}");
-            found.push((param.clone(), Err(Trouble(text))));
+            found.push((param.clone(), Err(PartitionError(text))));
         }
     }
 
@@ -324,9 +337,9 @@ impl Zero<'_> {
                 let held = self.partition(rank, group);
                 flat(held.ok_or_else(|| missing(&self.ranks[rank].path))?, self.state)
             });
-            Ok(LogicalTensor::concat(0, flats.collect::<Result<Vec<_>, Trouble>>()?)?)
+            Ok(LogicalTensor::concat(0, flats.collect::<Result<Vec<_>, PartitionError>>()?)?)
         };
-        let flats = (0..self.ranks.len()).map(of_rank).collect::<Result<Vec<_>, Trouble>>();
+        let flats = (0..self.ranks.len()).map(of_rank).collect::<Result<Vec<_>, PartitionError>>();
         let Some((first, _)) = self.shapes.iter().flatten().next() else { return };
         let flats = match flats {
             Ok(flats) => flats,
@@ -341,7 +354,7 @@ impl Zero<'_> {
             let tensor = parts
                 .collect::<Result<Vec<_>, _>>()
                 .and_then(|parts| LogicalTensor::concat(0, parts))
-                .map_err(Trouble::from)
+                .map_err(PartitionError::from)
                 .and_then(|whole| shaped(&whole, 0, shape));
             found.push((param.clone(), tensor));
             start = start.saturating_add(piece);
@@ -359,8 +372,8 @@ fn global_expert(param: &Arc<str>, shapes: &Shapes, expert_rank: u64) -> Arc<str
     const EXPERTS: &str = "deepspeed_experts.";
     fn split(name: &str) -> Option<(&str, u64, &str)> {
         let at = name.find(EXPERTS)? + EXPERTS.len();
-        let (number, rest) = name[at..].split_once('.')?;
-        Some((&name[..at], number.parse().ok()?, rest))
+        let (number, rest) = split_index(&name[at..])?;
+        Some((&name[..at], number, rest))
     }
     let Some((front, number, rest)) = split(param).filter(|_| expert_rank > 0) else {
         return Arc::clone(param);

@@ -272,11 +272,11 @@ impl Run {
         for arg in [ArgName::TENSOR_MODEL_PARALLEL_SIZE, ArgName::PIPELINE_MODEL_PARALLEL_SIZE] {
             match run_args.size(arg) {
                 None if several && state.is_empty() => {
-                    return Err(in_layout(LayoutError::ArgMissing { arg: arg }));
+                    return Err(in_layout(LayoutError::ArgMissing { arg }));
                 }
                 Some(0) => {
                     let reason = "no run has so few ranks";
-                    return Err(in_layout(LayoutError::Refused { arg: arg, reason }));
+                    return Err(in_layout(LayoutError::Refused { arg, reason }));
                 }
                 _ => {}
             }
