@@ -18,7 +18,7 @@ pub(super) fn args_of(
     bounds: &mut Bounds,
 ) -> Option<BTreeMap<String, PlainValue>> {
     let values = torch.values();
-    let mut reader = Reader { values, left: LIMITS.args, skips: &[] };
+    let mut reader = PlainReader { values, left: LIMITS.args, skips: &[] };
     let run_args = match values.mapping(args) {
         Some(items) => reader.entries(items, 0),
         None => reader.entries(values.attributes(args)?, 0),
@@ -56,7 +56,7 @@ pub(super) fn state_without(
     id: ValueId,
     skips: &'static [&'static str],
 ) -> PlainValue {
-    let mut reader = Reader { values: torch.values(), left: LIMITS.state_value, skips };
+    let mut reader = PlainReader { values: torch.values(), left: LIMITS.state_value, skips };
     let too_long = || PlainValue::Opaque("longer than any such state".to_owned());
     reader.value(id, 0).unwrap_or_else(too_long)
 }
@@ -79,13 +79,13 @@ pub(super) fn scalar(tensor: &LogicalTensor, files: &FileSet) -> Option<PlainVal
     })
 }
 
-struct Reader<'a> {
+struct PlainReader<'a> {
     values: &'a Values,
     left: usize,
     skips: &'static [&'static str],
 }
 
-impl Reader<'_> {
+impl PlainReader<'_> {
     /// `None` where they are too long.
     fn entries(
         &mut self,

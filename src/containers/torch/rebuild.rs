@@ -115,7 +115,7 @@ pub enum RebuildError {
         key: String,
         /// The way in which it does not fit.
         #[source]
-        source: StoredError,
+        source: Box<StoredError>,
     },
     /// Wrappers around wrappers without end, or as many flags.
     #[error(transparent)]
@@ -361,7 +361,7 @@ fn strided(
     }
     let view = StorageView { storage: storage.region(storages)?, storage_offset: offset, strides };
     StoredTensor::new(dtype, shape, view, storages.byte_order)
-        .map_err(|source| RebuildError::Stored { key: storage.key, source })
+        .map_err(|source| RebuildError::Stored { key: storage.key, source: source.into() })
 }
 
 /// Complex conjugation and negation may be put off until a tensor is used; the stored numbers are then not

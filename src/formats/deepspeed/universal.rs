@@ -32,7 +32,7 @@ pub(super) struct Universal {
     pub shards: usize,
 }
 
-struct Source {
+struct StateFile {
     param: Arc<str>,
     state: String,
     file: FileId,
@@ -47,13 +47,13 @@ pub(super) fn read(
     let mut universal = Universal::default();
     let sources = sources(root, files, shapes, &mut universal)?;
     let files = &*files;
-    let read = |source: &Source| read_file(files, source, shapes);
+    let read = |source: &StateFile| read_file(files, source, shapes);
     let found: Vec<Result<LogicalTensor, Problem>> =
         sources.par_iter().map(read).collect::<Result<_, OpenError>>()?;
     for (source, found) in sources.into_iter().zip(found) {
         match found {
             Ok(tensor) => {
-                let Source { param, state, .. } = source;
+                let StateFile { param, state, .. } = source;
                 universal.moments.found.push(OptimizerState { state, param, tensor });
             }
             Err(problem) => universal.moments.problems.push(problem),
@@ -68,7 +68,7 @@ fn sources(
     files: &mut FileSet,
     shapes: &BTreeMap<&str, &[u64]>,
     universal: &mut Universal,
-) -> Result<Vec<Source>, OpenError> {
+) -> Result<Vec<StateFile>, OpenError> {
     let io_error = |path: &Path| {
         let path = path.to_path_buf();
         move |source| OpenError::Io { path, source }
@@ -134,7 +134,7 @@ fn sources(
         for (state, path) in states {
             let file = files.add(&path).map_err(io_error(&path))?;
             let state = if state == "fp32" { "fp32_param".to_owned() } else { state };
-            sources.push(Source { param: name.as_str().into(), state, file });
+            sources.push(StateFile { param: name.as_str().into(), state, file });
         }
     }
     let missing = missing_states(&by_param);
@@ -163,7 +163,7 @@ fn missing_states(by_param: &BTreeMap<PathBuf, BTreeSet<String>>) -> Vec<Missing
 
 fn read_file(
     files: &FileSet,
-    source: &Source,
+    source: &StateFile,
     shapes: &BTreeMap<&str, &[u64]>,
 ) -> Result<Result<LogicalTensor, Problem>, OpenError> {
     let torch = open(files, source.file)?;

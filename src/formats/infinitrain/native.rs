@@ -161,7 +161,7 @@ impl Cursor<'_> {
         kind: Kind,
         name: &mut String,
         bounds: &mut Bounds,
-    ) -> Result<Entry, NativeError> {
+    ) -> Result<TensorHeader, NativeError> {
         let start = self.at;
         let length = self.u32("the length of a name")?;
         if u64::from(length) > LIMITS.name as u64 {
@@ -195,7 +195,7 @@ impl Cursor<'_> {
         };
         let offset = self.skip("its data", length)?;
         let data = Region { file: self.file.file, offset, len: length };
-        Ok(Entry { dtype, dims, shape, data })
+        Ok(TensorHeader { dtype, dims, shape, data })
     }
 }
 
@@ -203,7 +203,7 @@ impl Cursor<'_> {
 const FLOAT32: u8 = 11;
 
 /// One tensor's entry in a file.
-struct Entry {
+struct TensorHeader {
     dtype: u8,
     dims: Vec<i64>,
     /// `None` where a dimension is negative.
@@ -211,7 +211,7 @@ struct Entry {
     data: Region,
 }
 
-impl Entry {
+impl TensorHeader {
     fn stored(self) -> Result<StoredTensor, String> {
         let Self { dtype, dims, shape, data } = self;
         let known = DTYPES.get(usize::from(dtype));
