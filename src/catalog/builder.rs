@@ -118,10 +118,9 @@ impl<'a> CatalogBuilder<'a> {
             (Some(entry), Some(copy)) => entry.tensor.add_copy(copy.clone()),
             _ => Ok(()),
         };
-        tied.insert(name.clone(), Tied { to, copy });
-        if let Err(error) = checked {
-            self.problem(Problem::of_tensor(name.as_str(), error));
-        }
+        let problem = checked.err().map(|error| Problem::of_tensor(name.as_str(), error));
+        tied.insert(name, Tied { to, copy });
+        self.problems(problem);
     }
 
     /// Ties Megatron's output layer to the word embeddings where the run says so; the last of several stages keeps a
