@@ -10,7 +10,7 @@ use crate::storage::{FileId, Region};
 
 use super::{ByteOrder, LogicalTensor, Piece, StorageView, StoredTensor};
 
-/// SplitMix64: the same numbers for the same seed, everywhere.
+/// Random numbers (SplitMix64): the same for the same seed, everywhere.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

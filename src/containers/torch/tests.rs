@@ -8,6 +8,7 @@ use super::testing::{TestFile, fixtures, tensors, torch_file, zip};
 use super::*;
 use crate::base::dtype::Dtype;
 use crate::tensor::StoredTensor;
+use crate::tensor::testing::Random;
 
 /// The bytes of the elements in row-major order, as torch would lay them out.
 fn elements(file: &TestFile, tensor: &StoredTensor) -> String {
@@ -257,19 +258,6 @@ fn what_is_no_tensor_is_none() {
     assert!(tensors(&file).is_empty());
 }
 
-/// Numbers that are the same in every run (xorshift64*).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(number).unwrap() % end
-    }
-}
-
 /// Opens damaged bytes and asks for everything; only a panic would be wrong.
 fn survive(bytes: &[u8]) -> bool {
     let file = TestFile::new(bytes);
@@ -287,18 +275,18 @@ fn survive(bytes: &[u8]) -> bool {
 fn no_change_of_a_byte_is_fatal() {
     for name in ["protocol2.pt", "protocol4.pt", "legacy.pt", "mindtorch.ckpt", "legacy_views.pt"] {
         let whole = TestFile::fixture(name).bytes();
-        let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let mut opened = 0;
         for _ in 0..2000 {
             let mut bytes = whole.clone();
             // One change, sometimes several, so that checks behind other checks are reached too.
-            for _ in 0..[1, 1, 1, 4][dice.below(4)] {
-                let at = dice.below(bytes.len());
-                bytes[at] = match dice.below(4) {
+            for _ in 0..[1, 1, 1, 4][random.index(4)] {
+                let at = random.index(bytes.len());
+                bytes[at] = match random.below(4) {
                     0 => 0xff,
                     1 => 0,
-                    2 => bytes[at] ^ (1 << dice.below(8)),
-                    _ => dice.below(256).to_le_bytes()[0],
+                    2 => bytes[at] ^ (1 << random.below(8)),
+                    _ => random.below(256).to_le_bytes()[0],
                 };
             }
             opened += usize::from(survive(&bytes));
