@@ -51,8 +51,7 @@ fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
         // Tensors that have a partner all the same are compared as they are.
         Err(_) if side.tensors.keys().any(|name| other.tensors.contains_key(name)) => return,
         Err(message) => {
-            let file = Some(side.origin.path.clone());
-            side.problems.push(Problem { file, tensor: None, message });
+            side.problems.push(Problem::of_file(&side.origin.path, message));
             return;
         }
     };

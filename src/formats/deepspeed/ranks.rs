@@ -253,7 +253,7 @@ impl<'a> Run<'a> {
              or several stages count a module that is tied",
             gaps.join(", ")
         );
-        Some(Problem { file: Some(self.path.to_path_buf()), tensor: None, message })
+        Some(Problem::of_file(self.path, message))
     }
 
     /// The optimizer's partitions of every model parallel rank, in the order of data parallel ranks.

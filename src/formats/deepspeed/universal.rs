@@ -118,11 +118,9 @@ fn sources(
             let file = files.add(&path).map_err(io_error(&path))?;
             open(files, file)?;
             universal.left_out += 1;
-            universal.moments.problems.extend(states.into_values().map(|path| Problem {
-                file: Some(path),
-                tensor: None,
-                message: "a state of a parameter that param_shapes does not list".to_owned(),
-            }));
+            let unlisted = "a state of a parameter that param_shapes does not list";
+            let unlisted = states.into_values().map(|path| Problem::of_file(path, unlisted));
+            universal.moments.problems.extend(unlisted);
             continue;
         }
         if !states.contains_key("fp32") {
@@ -168,24 +166,22 @@ fn read_file(
 ) -> Result<Result<LogicalTensor, Problem>, OpenError> {
     let torch = open(files, source.file)?;
     let name = format!("optimizer.{}.{}", source.state, source.param);
-    let problem = |message: String| Problem {
-        file: Some(files.path(source.file).to_path_buf()),
-        tensor: Some(name.clone()),
-        message,
-    };
+    let path = files.path(source.file);
     let dict = torch.values().dict_get(torch.root(), "param");
     let stored = match torch.tensor(dict.unwrap_or(torch.root())) {
         Ok(Some(stored)) => stored,
-        Ok(None) => return Ok(Err(problem("holds no tensor".to_owned()))),
-        Err(error) => {
-            return Ok(Err(Problem::of_tensor(name, error).in_file(files.path(source.file))));
-        }
+        Ok(None) => return Ok(Err(Problem::of_tensor(name, "holds no tensor").in_file(path))),
+        Err(error) => return Ok(Err(Problem::of_tensor(name, error).in_file(path))),
     };
     let whole = |stored: &StoredTensor| LogicalTensor::from_stored(stored, name.as_str());
     Ok(match (dict, shapes.get(&*source.param)) {
         // A bare vector has the shape that the model file lists.
-        (None, Some(shape)) => shaped_vector(&stored, &name, shape).map_err(problem),
-        (None, None) => Err(problem("is a vector, and nothing tells its shape".to_owned())),
+        (None, Some(shape)) => shaped_vector(&stored, &name, shape)
+            .map_err(|error| Problem::of_tensor(name, error).in_file(path)),
+        (None, None) => {
+            let message = "is a vector, and nothing tells its shape";
+            Err(Problem::of_tensor(name, message).in_file(path))
+        }
         (Some(_), _) => Ok(whole(&stored)),
     })
 }

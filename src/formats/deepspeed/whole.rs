@@ -95,8 +95,7 @@ impl<'a> Whole<'a> {
             whole.notes.push(text);
         }
         for path in &run.folder.unknown {
-            let message = "unrecognised checkpoint file".to_owned();
-            whole.problems.push(Problem { file: Some(path.clone()), tensor: None, message });
+            whole.problems.push(Problem::of_file(path, "unrecognised checkpoint file"));
         }
         whole
     }
@@ -162,11 +161,7 @@ impl<'a> Whole<'a> {
             let shapes = by_slices.as_deref().unwrap_or(&model.param_shapes);
             if shapes.is_empty() {
                 let message = "holds no param_shapes, which the optimizer's partitions need";
-                self.problems.push(Problem {
-                    file: Some(model.path.clone()),
-                    tensor: None,
-                    message: message.to_owned(),
-                });
+                self.problems.push(Problem::of_file(&model.path, message));
                 continue;
             }
             self.hold(stage, tp, zero::moments(shapes, &ranks));
@@ -251,12 +246,8 @@ impl<'a> Whole<'a> {
         for (mp, model) in run.firsts() {
             let (stage, tp) = run.coord(mp);
             let Some(module) = &model.module else {
-                let message = "holds no module where other ranks do".to_owned();
-                self.problems.push(Problem {
-                    file: Some(model.path.clone()),
-                    tensor: None,
-                    message,
-                });
+                let message = "holds no module where other ranks do";
+                self.problems.push(Problem::of_file(&model.path, message));
                 continue;
             };
             self.left_out += model.left_out;
@@ -265,11 +256,8 @@ impl<'a> Whole<'a> {
                     self.left_out += 1;
                 } else if stored.shape() == [0] {
                     let message = "is a placeholder of size 0: this file does not hold the weight";
-                    self.problems.push(Problem {
-                        file: Some(model.path.clone()),
-                        tensor: Some(name.to_string()),
-                        message: message.to_owned(),
-                    });
+                    let problem = Problem::of_tensor(&**name, message).in_file(&model.path);
+                    self.problems.push(problem);
                 } else {
                     self.add_stored(name, stage, tp, stored);
                 }
@@ -332,9 +320,8 @@ impl<'a> Whole<'a> {
             if is_buffer(name, stored) {
                 self.left_out += 1;
             } else if stored.shape() == [0] && !model.buffer_names.contains(&**name) {
-                let message = "is a placeholder of size 0, and no partition lists it".to_owned();
-                let tensor = Some(name.to_string());
-                self.problems.push(Problem { file: Some(model.path.clone()), tensor, message });
+                let message = "is a placeholder of size 0, and no partition lists it";
+                self.problems.push(Problem::of_tensor(&**name, message).in_file(&model.path));
             } else {
                 self.add_stored(name, stage, tp, stored);
             }
@@ -348,8 +335,8 @@ impl<'a> Whole<'a> {
             self.part(Section::Optimizer, &name, &param, rank_part(stage, tp, tensor));
         }
         for path in &self.run.folder.expert_optimizers {
-            let message = "the optimizer of experts without ZeRO is not read".to_owned();
-            self.problems.push(Problem { file: Some(path.clone()), tensor: None, message });
+            let message = "the optimizer of experts without ZeRO is not read";
+            self.problems.push(Problem::of_file(path, message));
         }
         for (mp, model) in self.run.firsts() {
             for (state, number, stored) in &model.plain_optimizer {

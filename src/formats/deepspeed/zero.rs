@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use thiserror::Error;
+
 use crate::base::extent::numel;
 use crate::catalog::Problem;
 use crate::names::index::split_index;
@@ -64,7 +66,9 @@ pub(super) fn frozen(ranks: &[&ModelStates]) -> OptimizerStates {
 }
 
 /// The reason for which a parameter cannot be put together.
-struct PartitionError(String);
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub(super) struct PartitionError(String);
 
 impl From<TensorError> for PartitionError {
     fn from(error: TensorError) -> Self {
@@ -184,10 +188,8 @@ pub(super) fn shaped_vector(
     stored: &StoredTensor,
     name: &str,
     shape: &[u64],
-) -> Result<LogicalTensor, String> {
-    flat(stored, name)
-        .and_then(|vector| shaped(&vector, 0, shape))
-        .map_err(|PartitionError(text)| text)
+) -> Result<LogicalTensor, PartitionError> {
+    shaped(&flat(stored, name)?, 0, shape)
 }
 
 /// One state of one model parallel rank.

@@ -151,7 +151,7 @@ fn note_unread_optimizer(path: &Path, catalog: &mut Catalog) {
     // Muon's (core 0.16, `core/optimizer/layer_wise_optimizer.py`), which may be a part of the optimizer only.
     if let Some(file) = first("layer_wise_optimizer_0.pt") {
         let message = format!("{WHAT}; save it with --ckpt-format torch_dist");
-        catalog.problems.push(Problem { file: Some(file), tensor: None, message });
+        catalog.problems.push(Problem::of_file(file, message));
     }
 }
 
