@@ -85,6 +85,45 @@ fn a_module_names_only_what_the_table_allows() {
 }
 
 #[test]
+fn no_format_names_another_one() {
+    let formats: Vec<Source> = sources()
+        .into_iter()
+        .filter(|source| source.path.starts_with("src/formats/"))
+        .filter(|source| source.parts().count() > 1)
+        .collect();
+    let is_format = |source: &&Source| source.code.contains("const FORMAT: Format");
+    let mut rows: BTreeSet<Vec<&str>> =
+        formats.iter().filter(is_format).map(|source| source.parts().collect()).collect();
+    // A folder with several formats in it is no less theirs.
+    rows.extend(rows.clone().into_iter().map(|row| row[..2].to_vec()));
+    assert!(rows.len() > 8, "{rows:?}");
+    let mut wrong = Vec::new();
+    for source in &formats {
+        let own: Vec<&str> = source.parts().collect();
+        for named in source.named_modules() {
+            let is_other = |row: &&Vec<&str>| {
+                named.len() >= row.len()
+                    && named.iter().zip(row.iter()).all(|(name, part)| name == part)
+                    && !own.starts_with(row)
+            };
+            if let Some(row) = rows.iter().find(is_other) {
+                wrong.push(format!("{}: names the format {}", source.path, row.join("::")));
+            }
+        }
+    }
+    assert_tidy(&wrong);
+}
+
+#[test]
+fn the_reader_of_paths_knows_trees_and_where_they_begin() {
+    let code =
+        "use super::super::{a::{b, c as d}, e}; use crate::f::g; fn h(x: self::i) {} notsuper::j";
+    let source = Source { path: "src/x/y/z.rs".into(), text: String::new(), code: code.into() };
+    let found: Vec<String> = source.named_modules().iter().map(|path| path.join("::")).collect();
+    assert_eq!(found, ["x::a::b", "x::a::c", "x::e", "f::g", "x::y::z::i"]);
+}
+
+#[test]
 fn unsafe_stays_in_its_rooms_and_says_why_it_is_sound() {
     let mut wrong = Vec::new();
     for source in sources() {
@@ -223,6 +262,33 @@ impl Source {
         self.parts().count()
     }
 
+    /// What it names by a path from the crate's root or from its own place, each from the root.
+    fn named_modules(&self) -> Vec<Vec<String>> {
+        let mut named = Vec::new();
+        let starts = ["crate", "super", "self"];
+        let mut at = 0;
+        while let Some(next) =
+            starts.iter().filter_map(|word| find_path(&self.code, at, word)).min()
+        {
+            let mut base: Vec<String> = self.parts().map(str::to_owned).collect();
+            let mut rest = &self.code[next..];
+            while let Some((word, tail)) =
+                rest.split_once("::").filter(|(word, _)| starts.contains(word))
+            {
+                match word {
+                    "crate" => base.clear(),
+                    "super" => drop(base.pop()),
+                    _ => {}
+                }
+                rest = tail;
+            }
+            let tree = &self.code[self.code.len() - rest.len()..];
+            named.extend(leaves(tree).into_iter().map(|leaf| [base.clone(), leaf].concat()));
+            at = self.code.len() - rest.len();
+        }
+        named
+    }
+
     fn is_test(&self) -> bool {
         self.parts().any(|part| matches!(part, "tests" | "testing"))
     }
@@ -356,6 +422,41 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
 
 fn first_word(code: &str) -> &str {
     code.split(|char: char| !is_of_word(char)).next().unwrap_or_default()
+}
+
+/// The next place of a word that begins a path.
+fn find_path(code: &str, from: usize, word: &str) -> Option<usize> {
+    let start = format!("{word}::");
+    let is_start = |at: &usize| !code[..*at].ends_with(|char| is_of_word(char) || char == ':');
+    code[from..].match_indices(&start).map(|(at, _)| from + at).find(is_start)
+}
+
+/// The paths of a tree such as `a::{b, c::d}`.
+fn leaves(tree: &str) -> Vec<Vec<String>> {
+    let Some(inside) = tree.strip_prefix('{') else {
+        let word = first_word(tree).to_owned();
+        return match tree[word.len()..].strip_prefix("::") {
+            Some(rest) => {
+                leaves(rest).into_iter().map(|leaf| [vec![word.clone()], leaf].concat()).collect()
+            }
+            None => vec![vec![word]],
+        };
+    };
+    let (mut depth, mut start, mut found) = (0, 0, Vec::new());
+    for (at, char) in inside.char_indices() {
+        if depth == 0 && matches!(char, ',' | '}') {
+            let item = inside[start..at].trim();
+            found.extend(if item.is_empty() { Vec::new() } else { leaves(item) });
+            start = at + 1;
+        }
+        match char {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    found
 }
 
 /// The row of the table for a path below the crate's root: `torch::Value` of `containers` is in `containers::torch`.

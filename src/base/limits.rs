@@ -45,6 +45,8 @@ impl OverLimit {
 /// Bounds on untrusted input.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
+    /// Entries of one folder.
+    pub listing: usize,
     /// Bytes of one pickle stream (`data.pkl`).
     pub pickle_bytes: u64,
     /// Values that one pickle may build.
@@ -161,6 +163,7 @@ pub const OVER_GLOBAL_METADATA: OverLimit =
 
 /// The limits in force.
 pub const LIMITS: Limits = Limits {
+    listing: 4 << 20,
     pickle_bytes: 512 << 20,
     pickle_values: 32 << 20,
     pickle_references: 4,

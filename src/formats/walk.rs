@@ -10,7 +10,7 @@ use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, Value, ValueId};
 use crate::tensor::StoredTensor;
 
-use super::torch_file::key_text;
+use super::nest::key_text;
 
 /// Counts what a walk has come by, and keeps what was wrong.
 #[derive(Debug)]

@@ -59,6 +59,7 @@ pub struct FileSet {
     entries: Vec<FileEntry>,
     open: Mutex<VecDeque<(FileId, Arc<File>)>>,
     maps: MapPolicy,
+    rank_folders: Vec<&'static str>,
 }
 
 /// The choice to try another map: after a failure some are left out, twice as many after each that follows it.
@@ -134,13 +135,17 @@ impl FileSet {
         &self.entry(file).path
     }
 
+    /// Sets what the names of ranks' folders begin with: the files in them are known by the folder.
+    pub fn label_by_folder(&mut self, prefixes: Vec<&'static str>) {
+        self.rank_folders = prefixes;
+    }
+
     /// The name that a user has for a shard: the rank's folder, or the file where it is in none.
     #[must_use]
     pub fn shard_label(&self, file: FileId) -> String {
         let path = self.path(file);
         let folder = path.parent().and_then(|folder| folder.file_name());
-        let is_rank =
-            |name: &str| ["mp_rank_", "rank_"].iter().any(|start| name.starts_with(start));
+        let is_rank = |name: &str| self.rank_folders.iter().any(|start| name.starts_with(start));
         let folder = folder.filter(|name| is_rank(&name.to_string_lossy()));
         folder.or(path.file_name()).unwrap_or_default().to_string_lossy().into_owned()
     }

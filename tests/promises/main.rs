@@ -21,3 +21,4 @@ mod one_element;
 mod output;
 mod refusals;
 mod result_file;
+mod roots;

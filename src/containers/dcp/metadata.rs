@@ -94,7 +94,7 @@ pub fn rank_of_metadata(name: &str) -> Option<u64> {
 ///
 /// # Errors
 /// The folder cannot be read.
-pub fn metadata_files(folder: &Path) -> Result<Vec<PathBuf>, std::io::Error> {
+fn metadata_files(folder: &Path) -> Result<Vec<PathBuf>, std::io::Error> {
     let coordinators = folder.join(METADATA);
     if coordinators.symlink_metadata().is_ok() {
         return Ok(vec![coordinators]);

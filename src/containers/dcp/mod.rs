@@ -37,9 +37,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use thiserror::Error;
 
-pub use metadata::{
-    ChunkMeta, FileSlice, METADATA, Metadata, TensorMeta, metadata_files, rank_of_metadata,
-};
+pub use metadata::{ChunkMeta, FileSlice, METADATA, Metadata, TensorMeta, rank_of_metadata};
 pub use shard_file::ShardFile;
 pub use slice::SliceError;
 

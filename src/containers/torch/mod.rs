@@ -203,6 +203,12 @@ impl TorchFile {
     }
 }
 
+/// Whether `torch.save` may have written a file that starts so.
+#[must_use]
+pub fn may_start_with(head: &[u8]) -> bool {
+    recognise(head).is_ok()
+}
+
 /// Number of bytes behind the end of the zip archive or the pickle that begins `region`; `None` where there is neither,
 /// or nothing behind it. Readers do not mind them, but no writer leaves them.
 #[must_use]

@@ -20,8 +20,10 @@ use crate::names::megatron::is_buffer;
 use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
 
-use super::super::{Located, OpenError, OpenOptions};
 use super::FORMAT;
+use crate::formats::probe::Probe;
+use crate::formats::roots::Root;
+use crate::formats::{OpenError, OpenOptions};
 
 /// The number of the writing rank, from 1 on, in the name of a shard: `shard-RRRRR-model-MMMMM-of-NNNNN.safetensors`.
 fn rank_of_shard(name: &str) -> Option<u64> {
@@ -32,11 +34,10 @@ fn rank_of_shard(name: &str) -> Option<u64> {
 }
 
 /// The files of chunks in a folder, and whether there are other safetensors files.
-fn shard_files(folder: &Path) -> (BTreeMap<String, u64>, bool) {
+fn shard_files(folder: &Probe) -> (BTreeMap<&str, u64>, bool) {
     let (mut shards, mut has_others) = (BTreeMap::new(), false);
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if let Some(rank) = rank_of_shard(&name) {
+    for name in folder.names() {
+        if let Some(rank) = rank_of_shard(name) {
             shards.insert(name, rank);
         } else {
             has_others |= name.ends_with(".safetensors");
@@ -46,14 +47,14 @@ fn shard_files(folder: &Path) -> (BTreeMap<String, u64>, bool) {
 }
 
 /// Tells whether a folder holds shards of this writer and nothing else.
-pub(super) fn is_distributed(path: &Path) -> bool {
-    let (shards, has_others) = shard_files(path);
+pub(super) fn is_distributed(folder: &Probe) -> bool {
+    let (shards, has_others) = shard_files(folder);
     !shards.is_empty() && !has_others
 }
 
-pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+pub(super) fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let folder = &located.path;
-    let (shards, _) = shard_files(folder);
+    let (shards, _) = shard_files(&located.probe);
     let mut files = FileSet::default();
     let mut ids = Vec::with_capacity(shards.len());
     for name in shards.keys() {
@@ -88,7 +89,7 @@ pub(super) fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, 
 
 /// Every rank below the last one has written something, or a file is missing. A missing last one is seen only by a
 /// tensor that is smaller than it should be.
-fn check_ranks(folder: &Path, shards: &BTreeMap<String, u64>, catalog: &mut CatalogBuilder<'_>) {
+fn check_ranks(folder: &Path, shards: &BTreeMap<&str, u64>, catalog: &mut CatalogBuilder<'_>) {
     let ranks: BTreeSet<u64> = shards.values().copied().collect();
     let last = ranks.last().copied().unwrap_or(0);
     let mut expected = 1..=last;

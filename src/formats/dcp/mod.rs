@@ -15,72 +15,67 @@ use rayon::prelude::*;
 use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA};
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
-use crate::containers::dcp::{
-    Checkpoint, EntryError, METADATA, Metadata, SliceError, metadata_files,
-};
+use crate::containers::dcp::{Checkpoint, EntryError, METADATA, Metadata, SliceError};
 use crate::containers::torch::TorchFile;
 use crate::names::Name;
-use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
-use super::megatron_dist::fsdp;
+use super::nest::tensors_of;
+use super::probe::{OpenedMetadata, Probe};
+use super::roots::{Claim, FILE, METADATA as EVIDENCE, Root, Score, newest_note, numbered};
 use super::state::{scalar, state_of};
-use super::torch_file::tensors_of;
 use super::walk::joined;
-use super::{Format, Located, OpenError, OpenOptions};
+use super::{Format, OpenError, OpenOptions};
 use names::{Named, Names, is_flat_parameter};
 
 /// `dcp`: a folder of data files with `.metadata`, with `__<rank>.metadata` of every rank, or of safetensors shards.
-pub(super) const FORMAT: Format = Format { name: "dcp", detect, read };
+pub(super) const FORMAT: Format = Format {
+    name: "dcp",
+    looked_for: &[METADATA],
+    usual_folders: &["actor", "critic"],
+    rank_folders: &[],
+    claim,
+    read,
+};
 
-/// The file that Megatron's own formats have beside `.metadata`.
-const OF_MEGATRON: &str = "metadata.json";
+/// What the folders of torchtitan and others begin with that hold the checkpoint of one step each.
+const STEPS: [&str; 2] = ["step-", "step_"];
 
 /// The folder into which Hugging Face accelerate puts the model, beside `optimizer_0` (accelerate 1.0, `utils/constants.py`).
 const OF_ACCELERATE: &str = "pytorch_model_fsdp_0";
 
-fn detect(path: &Path) -> bool {
-    path.is_dir()
-        && !path.join(OF_MEGATRON).exists()
-        && (has_metadata(path)
-            || distributed::is_distributed(path)
-            || has_metadata(&path.join(OF_ACCELERATE)))
-}
-
-fn has_metadata(folder: &Path) -> bool {
-    metadata_files(folder).is_ok_and(|files| !files.is_empty())
-}
-
-fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    if distributed::is_distributed(&located.path) {
-        return distributed::read(located, options);
+/// Claims a checkpoint by the names of its files, that of accelerate inside of a folder, or that of the newest step.
+fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
+    if probe.is_file() {
+        let what = "one file of a distributed checkpoint, which its .metadata takes apart; name the folder";
+        let error =
+            || OpenError::Content { path: probe.path().to_path_buf(), what: what.to_owned() };
+        let is_own = probe.path().extension().is_some_and(|ending| ending == "distcp");
+        return Ok(is_own.then(|| Claim::broken(Score::Names, FILE, error())));
     }
-    let mut files = FileSet::default();
-    let below = located.path.join(OF_ACCELERATE);
-    if !has_metadata(&located.path) && has_metadata(&below) {
-        let inner = Located { path: below, ..located.clone() };
-        let metadata = Metadata::read(&inner.path, &mut files)?;
-        let mut catalog = read_with(metadata, files, &inner, options);
+    if probe.has_metadata() || distributed::is_distributed(probe) {
+        return Ok(Some(Claim::here(Score::Names, EVIDENCE)));
+    }
+    if let Some(model) = probe.child(OF_ACCELERATE)?
+        && model.has_metadata()
+    {
         let note =
             format!("took {OF_ACCELERATE}/; an optimizer_0/ beside it is a checkpoint of its own");
-        catalog.notes.push(note);
-        return Ok(catalog);
+        return Ok(Some(Claim::below(Score::Names, EVIDENCE, probe, OF_ACCELERATE, vec![note])));
     }
-    let metadata = Metadata::read(&located.path, &mut files)?;
-    // The names of the files are the same; those of the tensors tell.
-    if options.format.is_none() && fsdp::claims(&metadata, &located.path) {
-        return Ok(fsdp::read_with(metadata, files, located, options));
-    }
-    Ok(read_with(metadata, files, located, options))
+    let steps = numbered(probe, &STEPS);
+    Ok(steps.last().map(|(_, newest)| {
+        let among = format!("{} checkpoints", steps.len());
+        let notes = newest_note(probe, steps.len(), &among, newest);
+        Claim::below(Score::Below, STEPS[0], probe, newest, notes)
+    }))
 }
 
-/// Reads a checkpoint whose metadata is known to be nobody else's: whoever knows better by the keys asks before.
-fn read_with(
-    metadata: Metadata,
-    mut files: FileSet,
-    located: &Located,
-    options: &OpenOptions,
-) -> Catalog {
+fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    if distributed::is_distributed(&located.probe) {
+        return distributed::read(located, options);
+    }
+    let OpenedMetadata { mut files, metadata } = located.probe.take_metadata()?;
     let keys = metadata.tensors.keys().map(|key| &**key);
     let objects = metadata.objects.keys().map(|key| &**key);
     let names = Names::of(keys, objects, metadata.parents.as_ref());
@@ -131,7 +126,7 @@ fn read_with(
             Err(error) => reading.catalog.problem(Problem::of_tensor(&*key, error)),
         }
     }
-    reading.catalog.finish()
+    Ok(reading.catalog.finish())
 }
 
 /// A checkpoint on the way to a catalog.

@@ -4,11 +4,15 @@
 //! `_get_expert_ckpt_name`, `_get_optimizer_ckpt_name`; `runtime/pipe/module.py`: `ckpt_layer_path`).
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::base::limits::LIMITS;
-use crate::formats::{Located, OpenError};
+use crate::formats::OpenError;
+use crate::formats::probe::Probe;
+use crate::formats::roots::{Claim, DEEPSPEED, Score, newest_note, numbered, step_behind, tracked};
 use crate::names::{index, printable};
+
+use super::FORMAT;
 
 /// Files that name the newest tag: an ordinary checkpoint's, and that of a universal one.
 const TRACKERS: [&str; 2] = ["latest", "latest_universal"];
@@ -94,151 +98,104 @@ fn expert_rank(layer: Option<u64>, text: &str) -> Option<Kind> {
     Some(Kind::Expert { layer, expert: number(expert)?, mp: number(mp)? })
 }
 
-fn names_in(path: &Path) -> Result<Vec<String>, OpenError> {
-    let io_error = |source| OpenError::Io { path: path.to_path_buf(), source };
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(io_error)? {
-        names.push(entry.map_err(io_error)?.file_name().to_string_lossy().into_owned());
+fn is_universal(tag: &Probe) -> Result<bool, OpenError> {
+    let Some(params) = tag.child(UNIVERSAL)? else { return Ok(false) };
+    for param in params.names().filter(|name| params.has_folder(name)) {
+        if params.child(param)?.is_some_and(|param| param.has("fp32.pt")) {
+            return Ok(true);
+        }
     }
-    names.sort_unstable();
-    Ok(names)
-}
-
-fn is_universal(path: &Path) -> bool {
-    let inside = std::fs::read_dir(path.join(UNIVERSAL)).into_iter().flatten().flatten();
-    inside.into_iter().any(|entry| entry.path().join("fp32.pt").exists())
+    Ok(false)
 }
 
 /// Says whether this folder holds the files of one tag.
-fn is_tag(path: &Path) -> bool {
-    names_in(path).is_ok_and(|names| names.iter().any(|name| kind_of(name).is_some()))
-        || is_universal(path)
+pub(super) fn is_tag(probe: &Probe) -> Result<bool, OpenError> {
+    Ok(probe.names().any(|name| kind_of(name).is_some()) || is_universal(probe)?)
 }
 
-/// The step that a tag's name tells.
-fn step_of(tag: &str) -> Option<u64> {
-    let digits = tag.strip_prefix("global_step")?;
-    number(digits.strip_suffix("_universal").unwrap_or(digits))
-}
-
-/// `global_step<N>` folders of a save folder, by step.
-fn tags_in(path: &Path) -> BTreeMap<(u64, String), PathBuf> {
-    let names = names_in(path).unwrap_or_default().into_iter();
-    let tag = |name: String| {
-        let folder = path.join(&name);
-        (folder.is_dir()).then_some(())?;
-        Some(((step_of(&name)?, name), folder))
-    };
-    names.filter_map(tag).collect()
-}
-
-pub(super) fn detect(path: &Path) -> bool {
-    // Others have a file `latest`, too: it counts by what it names.
-    let names_a_tag = |tracker: &str| match tag_of(&path.join(tracker)) {
-        Ok(Some(tag)) => step_of(&tag).is_some() || (is_name(&tag) && is_tag(&path.join(tag))),
-        Ok(None) | Err(_) => false,
-    };
-    path.is_dir()
-        && (is_tag(path)
-            || tags_in(path).values().any(|tag| is_tag(tag))
-            || TRACKERS.iter().any(|tracker| names_a_tag(tracker)))
-}
-
-/// From the folder that was given to that of one tag: itself, what `latest` says, or the newest.
-pub(super) fn locate(located: &Located) -> Result<Located, OpenError> {
-    let path = &located.path;
-    let iteration = |tag: &Path| tag.file_name().and_then(|name| step_of(&name.to_string_lossy()));
-    let found = |tag: PathBuf, notes| Located { iteration: iteration(&tag), path: tag, notes };
-    if is_tag(path) {
-        return Ok(found(path.clone(), Vec::new()));
+/// Claims the folder of a tag, or that which a save folder's `latest` names, or the newest one there.
+pub(super) fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
+    if is_tag(probe)? {
+        return Ok(Some(Claim::here(Score::Names, FORMAT.name)));
     }
-    for tracker in TRACKERS {
-        if let Some(tag) = follow(&path.join(tracker), path)? {
-            return Ok(found(tag, Vec::new()));
+    let mut tags = Vec::new();
+    for (_, name) in numbered(probe, &[DEEPSPEED]) {
+        if has_tag(probe, name)? {
+            tags.push(name);
         }
     }
-    let tags = tags_in(path);
-    let mut checkpoints = tags.iter().filter(|(_, tag)| is_tag(tag));
-    let Some(((_, newest), tag)) = checkpoints.next_back() else {
-        return Err(OpenError::Unrecognized {
-            path: path.clone(),
-            looked_for: "mp_rank_*_model_states.pt and the other files of a DeepSpeed tag",
-        });
-    };
-    let count = 1 + checkpoints.count();
-    let notes = if count > 1 {
-        let text =
-            format!("{}: no latest and {count} tags: took the newest, {newest}", path.display());
-        vec![text]
-    } else {
-        Vec::new()
-    };
-    Ok(found(tag.clone(), notes))
-}
-
-/// Says whether a tag is the name of a folder beside its tracker, and no path to somewhere else.
-fn is_name(tag: &str) -> bool {
-    !tag.is_empty() && !tag.contains(['/', '\\', '\0']) && tag != "." && tag != ".."
-}
-
-/// The tag in a tracker; `None` where there is none.
-fn tag_of(tracker: &Path) -> Result<Option<String>, OpenError> {
-    /// A tag is one word; what is longer is something else.
-    const LONGEST: u64 = 4096;
-    let problem = |what: String| OpenError::Tracker { path: tracker.to_path_buf(), what };
-    let io_error = |source| OpenError::Io { path: tracker.to_path_buf(), source };
-    if tracker.symlink_metadata().is_err() {
+    // Others have a file `latest`, too: it counts by what it names.
+    let mut is_own = !tags.is_empty();
+    for tracker in TRACKERS {
+        if let Ok(Some(Ok(tag))) = tracked(probe, tracker) {
+            is_own |= step_behind(DEEPSPEED, &tag).is_some() || has_tag(probe, &tag)?;
+        }
+    }
+    if !is_own {
         return Ok(None);
     }
-    let meta = std::fs::metadata(tracker).map_err(io_error)?;
-    if meta.is_dir() {
-        return Ok(None);
+    let to = |tag: &str, notes| Claim::below(Score::Names, FORMAT.name, probe, tag, notes);
+    for tracker in TRACKERS {
+        match follow(probe, tracker) {
+            Ok(None) => {}
+            Ok(Some(tag)) => return Ok(Some(to(&tag, Vec::new()))),
+            Err(error) => return Ok(Some(Claim::broken(Score::Names, FORMAT.name, error))),
+        }
     }
-    if !meta.is_file() || meta.len() > LONGEST {
-        return Err(problem("does not hold a tag; name the tag's folder instead".to_owned()));
-    }
-    let bytes = std::fs::read(tracker).map_err(io_error)?;
-    let text = String::from_utf8_lossy(&bytes);
-    Ok(Some(text.trim_start_matches('\u{feff}').trim().to_owned()))
+    Ok(tags.last().map(|newest| {
+        let among = format!("no {} and {} tags", TRACKERS[0], tags.len());
+        to(newest, newest_note(probe, tags.len(), &among, newest))
+    }))
 }
 
-/// The folder that a tracker names.
-fn follow(tracker: &Path, root: &Path) -> Result<Option<PathBuf>, OpenError> {
-    let problem = |what: String| OpenError::Tracker { path: tracker.to_path_buf(), what };
-    let Some(tag) = tag_of(tracker)? else { return Ok(None) };
+/// Whether a folder has one of this name that holds a tag.
+fn has_tag(probe: &Probe, name: &str) -> Result<bool, OpenError> {
+    probe.child(name)?.map_or(Ok(false), |tag| is_tag(&tag))
+}
+
+/// The folder that a tracker names; `None` where there is no tracker.
+fn follow(probe: &Probe, tracker: &str) -> Result<Option<String>, OpenError> {
+    let problem = |what: String| OpenError::Tracker { path: probe.path().join(tracker), what };
+    if probe.has_folder(tracker) {
+        return Ok(None);
+    }
+    let tag = match tracked(probe, tracker)? {
+        None => return Ok(None),
+        Some(tag) => {
+            tag.map_err(|what| problem(format!("{what}; name the tag's folder instead")))?
+        }
+    };
     if tag.is_empty() {
         let what = "is empty: its save was interrupted; name the tag's folder instead";
         return Err(problem(what.to_owned()));
     }
-    let folder = root.join(&tag);
-    if !is_name(&tag) || !folder.is_dir() {
-        let there = tags_in(root);
-        let hint = match there.keys().next_back() {
+    if !probe.has_folder(&tag) {
+        let hint = match numbered(probe, &[DEEPSPEED]).last() {
             Some((_, newest)) => format!("name a folder instead, e.g. {}", printable(newest)),
             None => "there is no tag here at all".to_owned(),
         };
         let what = format!("says {}, but there is no such folder; {hint}", printable(&tag));
         return Err(problem(what));
     }
-    Ok(Some(folder))
+    Ok(Some(tag))
 }
 
 impl Folder {
     /// Sorts the files of a tag.
-    pub(super) fn read(path: &Path) -> Result<Self, OpenError> {
-        let mut folder = Self::default();
-        for name in names_in(path)? {
-            let file = path.join(&name);
+    pub(super) fn read(tag: &Probe) -> Result<Self, OpenError> {
+        let (path, mut folder) = (tag.path(), Self::default());
+        for name in tag.names() {
+            let file = path.join(name);
             let same = |other: Option<PathBuf>| match other {
                 None => Ok(()),
                 Some(other) => {
                     let other = other.file_name().unwrap_or_default().to_string_lossy();
                     let what =
-                        format!("{} and {} are the same rank", printable(&name), printable(&other));
+                        format!("{} and {} are the same rank", printable(name), printable(&other));
                     Err(OpenError::Content { path: path.to_path_buf(), what })
                 }
             };
-            match kind_of(&name) {
+            match kind_of(name) {
                 Some(Kind::Model { mp }) => same(folder.model.insert(mp, file))?,
                 Some(Kind::ZeroModel { mp, dp }) => same(folder.zero_model.insert((mp, dp), file))?,
                 Some(Kind::Zero { mp, dp }) => same(folder.zero.insert((mp, dp), file))?,
@@ -253,7 +210,7 @@ impl Folder {
                 None => {}
             }
         }
-        folder.universal = is_universal(path).then(|| path.join(UNIVERSAL));
+        folder.universal = is_universal(tag)?.then(|| path.join(UNIVERSAL));
         Ok(folder)
     }
 

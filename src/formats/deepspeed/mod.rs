@@ -23,18 +23,32 @@ mod zero;
 use crate::catalog::{Catalog, Section};
 use crate::storage::FileSet;
 
-use super::{Format, Located, OpenError, OpenOptions};
+use super::roots::Root;
+use super::{Format, OpenError, OpenOptions};
 
 use folder::Folder;
 use ranks::{Run, Weights};
 use whole::Whole;
 
 /// `deepspeed`: a save folder with `latest`, or the folder of one tag.
-pub(super) const FORMAT: Format = Format { name: "deepspeed", detect: folder::detect, read };
+pub(super) const FORMAT: Format = Format {
+    name: "deepspeed",
+    looked_for: &["latest and the files of DeepSpeed"],
+    usual_folders: &[],
+    rank_folders: &[],
+    claim: folder::claim,
+    read,
+};
 
-fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let tag = folder::locate(located)?;
-    let folder = Folder::read(&tag.path)?;
+fn read(tag: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    if !folder::is_tag(&tag.probe)? {
+        return Err(OpenError::Unrecognized {
+            path: tag.path.clone(),
+            looked_for: "mp_rank_*_model_states.pt and the other files of a DeepSpeed tag"
+                .to_owned(),
+        });
+    }
+    let folder = Folder::read(&tag.probe)?;
     let mut files = FileSet::default();
     let run = Run::open(&folder, &tag.path, &mut files, options)?;
     let wants_model = options.wants(Section::Model);
@@ -56,5 +70,5 @@ fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> 
     if options.wants(Section::Optimizer) {
         whole.add_optimizer();
     }
-    Ok(whole.into_catalog(&tag, files, options))
+    Ok(whole.into_catalog(tag, files, options))
 }

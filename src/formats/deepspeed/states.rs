@@ -11,9 +11,10 @@ use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, ValueId};
+use crate::formats::OpenError;
+use crate::formats::nest::key_text;
 use crate::formats::state::{args_of, state_of};
 use crate::formats::walk::{Bounds, TensorWalk};
-use crate::formats::{OpenError, torch_file};
 use crate::storage::{FileId, FileSet};
 use crate::tensor::StoredTensor;
 
@@ -162,7 +163,7 @@ impl Reader<'_> {
         let torch = self.torch;
         let mut items = Vec::new();
         for (key, value) in id.and_then(|id| torch.values().mapping(id)).into_iter().flatten() {
-            let key = torch_file::key_text(torch, key);
+            let key = key_text(torch, key);
             if !self.pays(&key) {
                 break;
             }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::base::extent::numel;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
-use crate::formats::{Located, OpenError, OpenOptions};
+use crate::formats::roots::Root;
+use crate::formats::{OpenError, OpenOptions};
 use crate::layout::rules::{Rules, Sharding};
 use crate::layout::{ArgName, LayoutError, Merger, RankCoord, RankPart, RankParts, RowBiases};
 use crate::names::Name;
@@ -369,7 +370,7 @@ impl<'a> Whole<'a> {
 
     pub(super) fn into_catalog(
         mut self,
-        tag: &Located,
+        tag: &Root,
         files: FileSet,
         options: &OpenOptions,
     ) -> Catalog {

@@ -9,8 +9,6 @@ mod parts;
 mod sources;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use crate::base::plain::PlainValue;
@@ -20,15 +18,27 @@ use crate::names::Name;
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
+use super::probe::{Probe, SmallFile};
+use super::roots::{Claim, FILE, Root, Score, newest_note, numbered};
 use super::walk::Bounds;
-use super::{Format, Located, OpenError, OpenOptions};
+use super::{Format, OpenError, OpenOptions};
 
 use index::{Index, read_json};
 use parts::{Part, read_parts};
 use sources::Source;
 
 /// `hf`: a folder as `save_pretrained` writes it, or a file of one.
-pub(super) const FORMAT: Format = Format { name: "hf", detect, read };
+pub(super) const FORMAT: Format = Format {
+    name: "hf",
+    looked_for: &["model.safetensors", "pytorch_model.bin"],
+    usual_folders: &["huggingface"],
+    rank_folders: &[],
+    claim,
+    read,
+};
+
+/// What the folders that the Trainer saves into begin with.
+const STEPS: &str = "checkpoint-";
 
 /// The description of the model.
 const CONFIG: &str = "config.json";
@@ -41,41 +51,75 @@ const SHARDED: &str = "sharded";
 const COMPANIONS: [(&str, &str); 2] =
     [(CONFIG, "config"), ("adapter_config.json", "adapter_config")];
 
-/// Whether a file is one of these: by its name, or as its first bytes say.
-pub(super) fn is_own(file: &Path) -> bool {
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
-    // Anything but a file could keep us waiting.
-    let Some(meta) = file.metadata().ok().filter(std::fs::Metadata::is_file) else { return false };
-    if sources::is_name(&name) || name.ends_with(".safetensors") {
-        return true;
+/// Claims a file by its name or its first bytes, a folder by the names of its files, the snapshot in a folder of the hub's
+/// cache, or what the Trainer saved last.
+fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
+    if probe.is_file() {
+        let name = probe.name();
+        let is_own = sources::is_name(&name)
+            || name.ends_with(".safetensors")
+            || Safetensors::may_start_with(probe.head()?, probe.len());
+        return Ok(is_own.then(|| Claim::here(Score::Declared, FILE)));
     }
-    let mut head = Vec::new();
-    let read = File::open(file).and_then(|file| file.take(64).read_to_end(&mut head));
-    read.is_ok() && Safetensors::may_start_with(&head, meta.len())
+    if let Some(snapshot) = snapshot(probe)? {
+        return Ok(Some(snapshot));
+    }
+    if Source::find(probe).is_some() {
+        return Ok(Some(Claim::here(Score::Names, FORMAT.name)));
+    }
+    let steps = numbered(probe, &[STEPS]);
+    Ok(steps.last().map(|(_, newest)| {
+        let among = format!("{} checkpoints", steps.len());
+        let notes = newest_note(probe, steps.len(), &among, newest);
+        Claim::below(Score::Below, STEPS, probe, newest, notes)
+    }))
 }
 
-fn detect(path: &Path) -> bool {
-    is_own(path) || Source::find(path).is_some()
+/// In a model's folder of the cache: the snapshot that `refs/main` names, or the only one (huggingface_hub,
+/// `file_download.py`).
+fn snapshot(model: &Probe) -> Result<Option<Claim>, OpenError> {
+    /// More than the number of any commit has.
+    const LONGEST: usize = 256;
+    if !model.name().starts_with("models--") && !model.has_folder("refs") {
+        return Ok(None);
+    }
+    let Some(snapshots) = model.child("snapshots")? else { return Ok(None) };
+    let main = match model.child("refs")? {
+        Some(refs) => refs.small_file("main")?,
+        None => SmallFile::Absent,
+    };
+    let named = match &main {
+        SmallFile::Text(text) if text.len() < LONGEST => Some(text.trim()),
+        _ => None,
+    };
+    let mut all = snapshots.names();
+    let only = all.next().filter(|_| all.next().is_none());
+    let snapshot = named.filter(|name| snapshots.has_folder(name)).or(only);
+    let to = |folder| Claim::below(Score::Tracker, FORMAT.name, &snapshots, folder, Vec::new());
+    Ok(snapshot.map(to))
 }
 
-fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let path = &located.path;
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
-    let source = if path.is_dir() { Source::find(path) } else { Some(Source::of_file(path)) };
+fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let (path, is_file) = (&located.path, located.probe.is_file());
+    let folder = if is_file { path.parent().unwrap_or(Path::new("")) } else { path };
+    let source = if is_file { Some(Source::of_file(path)) } else { Source::find(&located.probe) };
     let Some(source) = source else {
         return Err(OpenError::Unrecognized {
             path: path.clone(),
-            looked_for: "model.safetensors, pytorch_model.bin, their numbered parts or an index of them",
+            looked_for: format!(
+                "{}, their numbered parts or an index of them",
+                FORMAT.looked_for.join(", ")
+            ),
         });
     };
     let origin = Origin { format: FORMAT.name, ..Origin::default() };
     let mut catalog = CatalogBuilder::new(origin, FileSet::default());
-    catalog.notes(source.notes(path));
+    catalog.notes(source.notes(is_file));
     let mut folder = Folder { path: folder, bounds: Bounds::new(path), catalog };
     // A file on its own is what is in it and no more.
-    if path.is_dir() {
+    if !is_file {
         folder.read_companions();
-        if path.join(SHARDED).is_dir() {
+        if located.probe.has_folder(SHARDED) {
             let note = "holds the same tensors once more in chunks, and is not read";
             folder.catalog.note(format!("{SHARDED}/ {note}"));
         }

@@ -8,7 +8,7 @@ use crate::catalog::Problem;
 use crate::containers::safetensors::Safetensors;
 use crate::containers::torch::TorchFile;
 use crate::formats::OpenError;
-use crate::formats::torch_file::tensors_of;
+use crate::formats::nest::tensors_of;
 use crate::formats::walk::Bounds;
 use crate::storage::{FileId, FileSet};
 use crate::tensor::StoredTensor;

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::base::limits::LIMITS;
 
 use super::index::Index;
+use crate::formats::probe::Probe;
 
 /// Stem and ending of the files, those first that transformers takes first. Each may be one file, numbered parts, and
 /// parts with an index.
@@ -77,11 +78,8 @@ pub(super) fn is_name(name: &str) -> bool {
 
 impl Source {
     /// The model's files in a folder; `None` where there are none.
-    pub(super) fn find(folder: &Path) -> Option<Self> {
-        let entries = std::fs::read_dir(folder).ok()?.flatten();
-        let names: BTreeSet<String> =
-            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-        Self::among(&names)
+    pub(super) fn find(folder: &Probe) -> Option<Self> {
+        Self::among(&folder.names().map(str::to_owned).collect())
     }
 
     fn among(names: &BTreeSet<String>) -> Option<Self> {
@@ -156,10 +154,10 @@ impl Source {
         })
     }
 
-    /// Remarks on the choice for the user.
-    pub(super) fn notes(&self, path: &Path) -> Vec<String> {
+    /// Notes on the choice; `is_file` where the user named a file and not a folder.
+    pub(super) fn notes(&self, is_file: bool) -> Vec<String> {
         let mut notes = Vec::new();
-        if let (false, [file]) = (path.is_dir(), &self.files[..])
+        if let (true, [file]) = (is_file, &self.files[..])
             && let Some(part) = Numbered::parse(file)
             && part.count > 1
         {

@@ -12,17 +12,27 @@ mod rules;
 mod stages;
 mod trainer_state;
 
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::catalog::Catalog;
 use crate::storage::FileSet;
 
-use super::{Format, Located, OpenError, OpenOptions};
+use super::probe::Probe;
+use super::roots::{Claim, FILE, Root, Score, newest_note, numbered};
+use super::{Format, OpenError, OpenOptions};
 
 /// `infinitrain`: a step's folder with a folder a rank or without, or a single file.
-pub(super) const FORMAT: Format = Format { name: "infinitrain", detect, read };
+pub(super) const FORMAT: Format = Format {
+    name: "infinitrain",
+    looked_for: &["checkpoint_step_* or rank_* folders", "model.ckpt"],
+    usual_folders: &[],
+    rank_folders: &["rank_"],
+    claim,
+    read,
+};
+
+/// What the folders of steps begin with; there is no tracker.
+const STEPS: &str = "checkpoint_step_";
 
 /// The word embeddings, which GPT-2 shares with the output layer.
 const WTE: &str = "transformer.wte.weight";
@@ -47,14 +57,9 @@ enum Content {
 }
 
 impl Content {
-    /// The content of a file, as far as its first bytes tell.
-    fn of(path: &Path) -> Option<Self> {
-        // Anything but a file could keep us waiting.
-        if !path.metadata().ok()?.is_file() {
-            return None;
-        }
-        let mut magic = [0; 4];
-        File::open(path).ok()?.read_exact(&mut magic).ok()?;
+    /// The content of a file that starts so.
+    fn of(head: &[u8]) -> Option<Self> {
+        let magic = *head.first_chunk()?;
         let known = |magic| MAGICS.iter().find(|row| row.0 == magic).map(|row| row.1);
         let swapped = || known(u32::from_be_bytes(magic)).map(|_| Self::BigEndian);
         known(u32::from_le_bytes(magic)).or_else(swapped)
@@ -62,43 +67,53 @@ impl Content {
 }
 
 /// The model file of a rank; the two last ones by what is in them, for others use these names too.
-fn model_file(folder: &Path) -> Option<PathBuf> {
-    let is_there = |path: &PathBuf| path.symlink_metadata().is_ok();
-    let own = Some(folder.join("model.ckpt")).filter(is_there);
-    own.or_else(|| {
-        let others = ["model.bin", "model.pth"].map(|name| folder.join(name));
-        others.into_iter().find(|path| Content::of(path).is_some())
-    })
+fn model_file(folder: &Probe) -> Result<Option<PathBuf>, OpenError> {
+    const OWN: &str = "model.ckpt";
+    if folder.has(OWN) {
+        return Ok(Some(folder.path().join(OWN)));
+    }
+    for name in ["model.bin", "model.pth"] {
+        if let Some(file) = folder.child(name)?
+            && Content::of(file.head()?).is_some()
+        {
+            return Ok(Some(file.path().to_path_buf()));
+        }
+    }
+    Ok(None)
 }
 
-/// Says whether a file is one of these, by its first bytes.
-pub(super) fn is_own(file: &Path) -> bool {
-    Content::of(file).is_some()
+/// Claims a file by its first bytes, a step's folder or a rank's by the names in it, a save folder by those of its steps.
+fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
+    if probe.is_file() {
+        let is_own = Content::of(probe.head()?).is_some();
+        return Ok(is_own.then(|| Claim::here(Score::Declared, FILE)));
+    }
+    let steps = numbered(probe, &[STEPS]);
+    if let Some((_, newest)) = steps.last() {
+        let among = format!("{} checkpoints", steps.len());
+        let notes = newest_note(probe, steps.len(), &among, newest);
+        return Ok(Some(Claim::below(Score::Tracker, STEPS, probe, newest, notes)));
+    }
+    let is_own = model_file(probe)?.is_some() || ranks::are_in(probe)?;
+    Ok(is_own.then(|| Claim::here(Score::Names, FORMAT.name)))
 }
 
-fn detect(path: &Path) -> bool {
-    is_own(path) || model_file(path).is_some() || ranks::are_in(path)
-}
-
-fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let path = &located.path;
-    if path.is_dir() && ranks::are_in(path) {
+fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let (path, probe) = (&located.path, &located.probe);
+    if ranks::are_in(probe)? {
         return ranks::read_all(located, options);
     }
-    let file = if path.is_dir() { model_file(path) } else { Some(path.clone()) };
+    let file = if probe.is_file() { Some(path.clone()) } else { model_file(probe)? };
     let Some(file) = file else {
         return Err(OpenError::Unrecognized {
             path: path.clone(),
-            looked_for: "model.ckpt, rank_* folders",
+            looked_for: "model.ckpt, rank_* folders".to_owned(),
         });
     };
-    match Content::of(&file) {
-        Some(Content::LlmC(model)) => {
-            let mut files = FileSet::default();
-            let id =
-                files.add(&file).map_err(|source| OpenError::Io { path: file.clone(), source })?;
-            llmc::read(files, id, model, options)
-        }
+    let mut files = FileSet::default();
+    let id = files.add(&file).map_err(|source| OpenError::Io { path: file.clone(), source })?;
+    match Content::of(&ranks::head(&files, id)) {
+        Some(Content::LlmC(model)) => llmc::read(files, id, model, options),
         _ => ranks::read_single(located, &file, options),
     }
 }

@@ -13,7 +13,9 @@ use rayon::prelude::*;
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
-use crate::formats::{Located, MissingShard, OpenError, OpenOptions};
+use crate::formats::probe::Probe;
+use crate::formats::roots::Root;
+use crate::formats::{MissingShard, OpenError, OpenOptions};
 use crate::layout::rules::Rules;
 use crate::layout::{
     ArgName, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
@@ -35,14 +37,16 @@ fn rank_number(folder: &str) -> Option<u64> {
     number(digits).filter(|_| digits.len() >= 6)
 }
 
-/// Says whether a folder has ranks' folders in it.
-pub(super) fn are_in(path: &Path) -> bool {
-    let is_rank = |entry: std::fs::DirEntry| {
-        rank_number(&entry.file_name().to_string_lossy()).is_some()
-            && (model_file(&entry.path()).is_some()
-                || entry.path().join(trainer_state::FILE).symlink_metadata().is_ok())
-    };
-    std::fs::read_dir(path).into_iter().flatten().flatten().any(is_rank)
+/// Whether a folder has ranks' folders in it.
+pub(super) fn are_in(probe: &Probe) -> Result<bool, OpenError> {
+    for name in probe.names().filter(|name| rank_number(name).is_some()) {
+        if let Some(rank) = probe.child(name)?
+            && (rank.has(trainer_state::FILE) || model_file(&rank)?.is_some())
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// A rank, and what there is of it.
@@ -71,13 +75,13 @@ struct Run {
 
 /// Reads one file, whatever it is a part of.
 pub(super) fn read_single(
-    located: &Located,
+    located: &Root,
     file: &Path,
     options: &OpenOptions,
 ) -> Result<Catalog, OpenError> {
     let folder = file.parent().unwrap_or(Path::new(""));
     // Beside a lone file may lie what belongs to another one.
-    let is_folder = located.path.is_dir();
+    let is_folder = !located.probe.is_file();
     let states = is_folder.then(|| (String::new(), folder.to_path_buf()));
     let mut run = Run::new(states.into_iter().collect(), located, options)?;
     let ParallelLayout { tp, pp, .. } = run.world;
@@ -94,12 +98,12 @@ pub(super) fn read_single(
 }
 
 /// Reads all ranks of a step.
-pub(super) fn read_all(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+pub(super) fn read_all(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let path = &located.path;
-    let folders = rank_folders(path)?;
+    let folders = rank_folders(&located.probe)?;
     let states = folders.values().map(|name| (name.clone(), path.join(name))).collect();
     let mut run = Run::new(states, located, options)?;
-    if let Some(file) = model_file(path) {
+    if let Some(file) = model_file(&located.probe)? {
         run.notes.push(format!("{}: left out beside rank_* folders", file.display()));
     }
     let found: Vec<u64> = folders.keys().copied().collect();
@@ -109,9 +113,11 @@ pub(super) fn read_all(located: &Located, options: &OpenOptions) -> Result<Catal
     let mut present = Vec::new();
     for number in 0..total {
         let coord = run.coord(number);
-        let folder =
-            path.join(folders.get(&number).cloned().unwrap_or(format!("rank_{number:06}")));
-        match model_file(&folder) {
+        let folder = folders.get(&number).cloned().unwrap_or(format!("rank_{number:06}"));
+        let probe = located.probe.child(&folder)?;
+        let file = probe.map_or(Ok(None), |probe| model_file(&probe))?;
+        let folder = path.join(folder);
+        match file {
             Some(file) => {
                 let label = format!("rank_{number:06}");
                 let optimizer = optimizer_file(&folder);
@@ -140,15 +146,13 @@ pub(super) fn read_all(located: &Located, options: &OpenOptions) -> Result<Catal
 }
 
 /// The ranks' folders by number.
-fn rank_folders(path: &Path) -> Result<BTreeMap<u64, String>, OpenError> {
-    let io_error = |source| OpenError::Io { path: path.to_path_buf(), source };
+fn rank_folders(probe: &Probe) -> Result<BTreeMap<u64, String>, OpenError> {
     let mut folders = BTreeMap::new();
-    for entry in std::fs::read_dir(path).map_err(io_error)? {
-        let name = entry.map_err(io_error)?.file_name().to_string_lossy().into_owned();
-        let Some(number) = rank_number(&name) else { continue };
-        if let Some(other) = folders.insert(number, name.clone()) {
+    for name in probe.names() {
+        let Some(number) = rank_number(name) else { continue };
+        if let Some(other) = folders.insert(number, name.to_owned()) {
             let what = format!("{name} and {other} are the same rank");
-            return Err(OpenError::Content { path: path.to_path_buf(), what });
+            return Err(OpenError::Content { path: probe.path().to_path_buf(), what });
         }
     }
     Ok(folders)
@@ -201,7 +205,7 @@ fn read_native(files: &FileSet, file: FileId) -> Result<NativeFile, OpenError> {
     let path = files.path(file);
     let refuse =
         |what: &str| Err(OpenError::Content { path: path.to_path_buf(), what: what.to_owned() });
-    let kind = match Content::of(path) {
+    let kind = match Content::of(&head(files, file)) {
         Some(Content::Native(kind)) => kind,
         Some(Content::BigEndian) => {
             return refuse(
@@ -224,7 +228,7 @@ fn read_native(files: &FileSet, file: FileId) -> Result<NativeFile, OpenError> {
 }
 
 /// The first bytes of a file.
-fn head(files: &FileSet, file: FileId) -> Vec<u8> {
+pub(super) fn head(files: &FileSet, file: FileId) -> Vec<u8> {
     let mut head = vec![0; usize::try_from(files.whole(file).len.min(64)).unwrap_or(0)];
     let read = files.read_exact_at(file, &mut head, 0);
     if read.is_ok() { head } else { Vec::new() }
@@ -234,7 +238,7 @@ impl Run {
     /// Reads what the first of these folders says of the run; others that say something else are problems.
     fn new(
         folders: Vec<(String, PathBuf)>,
-        located: &Located,
+        located: &Root,
         options: &OpenOptions,
     ) -> Result<Self, OpenError> {
         let mut states = Vec::new();
@@ -336,7 +340,7 @@ impl Run {
         mut self,
         files: FileSet,
         ranks: Vec<Rank>,
-        located: &Located,
+        located: &Root,
         options: &OpenOptions,
     ) -> Catalog {
         let mut layout = format!("tp{} pp{}", self.world.tp, self.world.pp);

@@ -9,43 +9,42 @@ use crate::catalog::{Catalog, Problem, Section};
 use crate::containers::dcp::{Checkpoint, Metadata};
 use crate::storage::FileSet;
 
-use super::{Common, Key, dcp, into_catalog, torch_dist};
+use super::{Common, Key, USUAL_FOLDERS, dcp, into_catalog};
+use crate::formats::iterations::{self, LOOKED_FOR};
+use crate::formats::probe::{OpenedMetadata, Probe};
+use crate::formats::roots::{Claim, METADATA as EVIDENCE, Root, Score};
 use crate::formats::state::{args_of, state_of};
 use crate::formats::walk::Bounds;
-use crate::formats::{Format, Located, OpenError, OpenOptions};
+use crate::formats::{Format, OpenError, OpenOptions};
 
 /// `megatron-fsdp`: its files are those of any distributed checkpoint, so only the names of its tensors tell it.
-pub(in crate::formats) const FORMAT: Format =
-    Format { name: "megatron-fsdp", detect: |_| false, read };
+pub(in crate::formats) const FORMAT: Format = Format {
+    name: "megatron-fsdp",
+    looked_for: &[LOOKED_FOR[0], LOOKED_FOR[1]],
+    usual_folders: USUAL_FOLDERS,
+    rank_folders: &[],
+    claim,
+    read,
+};
 
 /// Linears by Megatron's own names.
 const LINEARS: [&str; 4] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"];
 
-/// Tells whether a distributed checkpoint without `metadata.json` is Megatron's, as its keys tell.
-pub(in crate::formats) fn claims(metadata: &Metadata, folder: &Path) -> bool {
-    torch_dist::claims(metadata, folder)
-        || metadata.tensors.keys().any(|key| {
+fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
+    if let Some(iteration) = iterations::newest(probe) {
+        return Ok(Some(iteration));
+    }
+    let has_linears = |metadata: &Metadata| {
+        metadata.tensors.keys().any(|key| {
             let mut components = key.split('.');
             key.contains(".layers.") && components.any(|component| LINEARS.contains(&component))
         })
+    };
+    Ok(probe.metadata_says(has_linears).then(|| Claim::here(Score::Keys, EVIDENCE)))
 }
 
-fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let mut files = FileSet::default();
-    let metadata = Metadata::read(&located.path, &mut files)?;
-    Ok(read_with(metadata, files, located, options))
-}
-
-/// Reads a checkpoint that is Megatron's, as [`claims`] says of its metadata.
-pub(in crate::formats) fn read_with(
-    metadata: Metadata,
-    files: FileSet,
-    located: &Located,
-    options: &OpenOptions,
-) -> Catalog {
-    if torch_dist::claims(&metadata, &located.path) {
-        return torch_dist::read_with(metadata, files, located, options);
-    }
+fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let OpenedMetadata { files, metadata } = located.probe.take_metadata()?;
     // A state dict of the model alone has no sections.
     let has_sections = metadata.tensors.keys().any(|key| key.starts_with("model."));
     let is_other = |key: &str| has_sections && !key.starts_with("model.");
@@ -62,7 +61,7 @@ pub(in crate::formats) fn read_with(
     found.common = common;
     found.problems.extend(problems);
     found.objects.extend(left_out);
-    into_catalog(found, FORMAT.name, located, options, parse)
+    Ok(into_catalog(found, FORMAT.name, located, options, parse))
 }
 
 /// `optimizer.state.<parameter>.<state>`, else a weight.

@@ -23,9 +23,11 @@ use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
+use super::probe::{Probe, SmallFile};
+use super::roots::Root;
 use super::state::{args_of, state_at};
 use super::walk::Bounds;
-use super::{Located, OpenOptions};
+use super::{OpenError, OpenOptions};
 
 /// The file that says which backend wrote a checkpoint. It is written last.
 const METADATA: &str = "metadata.json";
@@ -34,17 +36,15 @@ const COMMON: &str = "common.pt";
 /// A checkpoint within a checkpoint, which NVIDIA's model optimizer keeps for itself.
 const MODELOPT: &str = "modelopt_state";
 
+/// Folders of Megatron Bridge and NeMo with a checkpoint in them, and those of the roles in verl's.
+const USUAL_FOLDERS: &[&str] = &["weights", "dist_ckpt", "actor", "critic"];
+
 /// The name of the backend that `metadata.json` gives; `None` where there is no such file or it says none.
-fn backend(folder: &Path) -> Option<String> {
-    /// It has two or four short entries.
-    const LONGEST: u64 = 1 << 16;
-    let path = folder.join(METADATA);
-    let meta = std::fs::metadata(&path).ok()?;
-    if !meta.is_file() || meta.len() > LONGEST {
-        return None;
-    }
-    let content: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
-    Some(content.get("sharded_backend")?.as_str()?.to_owned())
+fn backend(folder: &Probe) -> Result<Option<String>, OpenError> {
+    let SmallFile::Text(text) = folder.small_file(METADATA)? else { return Ok(None) };
+    let content: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let name = content.get("sharded_backend").and_then(|name| name.as_str());
+    Ok(name.map(str::to_owned))
 }
 
 /// A tensor of a distributed checkpoint.
@@ -171,7 +171,7 @@ struct Buckets {
 fn into_catalog(
     found: Found,
     format: &'static str,
-    located: &Located,
+    located: &Root,
     options: &OpenOptions,
     parse: impl Fn(&str) -> Key<'_>,
 ) -> Catalog {

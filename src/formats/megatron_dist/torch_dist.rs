@@ -1,43 +1,60 @@
 //! Checkpoints of the `torch_dist` backend (core 0.5 on): torch's distributed checkpoint with Megatron's names in it.
 
-use std::path::Path;
-
 use crate::catalog::{Catalog, Problem, Section};
 use crate::containers::dcp::{Checkpoint, METADATA as DCP_METADATA, Metadata};
-use crate::storage::FileSet;
 
-use super::{COMMON, Common, Found, Key, METADATA, backend, dcp, into_catalog, parse};
-use crate::formats::{Format, Located, OpenError, OpenOptions};
+use super::{
+    COMMON, Common, Found, Key, METADATA, USUAL_FOLDERS, backend, dcp, into_catalog, parse,
+};
+use crate::formats::iterations::{self, LOOKED_FOR};
+use crate::formats::probe::{OpenedMetadata, Probe};
+use crate::formats::roots::{Claim, METADATA as EVIDENCE, Root, Score};
+use crate::formats::{Format, OpenError, OpenOptions};
 
 /// `megatron-torch_dist`: `metadata.json` says `torch_dist`.
-pub(in crate::formats) const FORMAT: Format = Format { name: "megatron-torch_dist", detect, read };
+pub(in crate::formats) const FORMAT: Format = Format {
+    name: "megatron-torch_dist",
+    looked_for: &[LOOKED_FOR[0], LOOKED_FOR[1], METADATA],
+    usual_folders: USUAL_FOLDERS,
+    rank_folders: &[],
+    claim,
+    read,
+};
 
 /// The object that is `common.pt` since core 0.19.
 const COMMON_OBJECT: &str = "common_state/";
 
-fn detect(path: &Path) -> bool {
-    backend(path).as_deref() == Some("torch_dist")
+/// The backend's name in `metadata.json`.
+const BACKEND: &str = "torch_dist";
+
+/// Claims what `metadata.json` says is of this backend; where that is missing because a save was interrupted, what holds
+/// what the run says of itself as this backend keeps it.
+fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
+    if let Some(iteration) = iterations::newest(probe) {
+        return Ok(Some(iteration));
+    }
+    let is_interrupted = || {
+        let holds_common =
+            |metadata: &Metadata| metadata.objects.keys().any(|key| key.starts_with(COMMON_OBJECT));
+        probe.has_metadata() && (probe.has(COMMON) || probe.metadata_says(holds_common))
+    };
+    let is_own = match backend(probe)? {
+        Some(name) => name == BACKEND,
+        // A file of this name that does not say so is damaged: to be said by the reader.
+        None if probe.has(METADATA) => probe.has_metadata(),
+        None => is_interrupted(),
+    };
+    Ok(is_own.then(|| Claim::here(Score::Declared, EVIDENCE)))
 }
 
-/// Tells whether a distributed checkpoint without `metadata.json` is of this backend: its save was interrupted.
-pub(super) fn claims(metadata: &Metadata, folder: &Path) -> bool {
-    folder.join(COMMON).symlink_metadata().is_ok()
-        || metadata.objects.keys().any(|key| key.starts_with(COMMON_OBJECT))
-}
-
-fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let mut files = FileSet::default();
-    let metadata = Metadata::read(&located.path, &mut files)?;
-    Ok(read_with(metadata, files, located, options))
-}
-
-/// Reads a checkpoint whose metadata was read before.
-pub(super) fn read_with(
-    metadata: Metadata,
-    files: FileSet,
-    located: &Located,
-    options: &OpenOptions,
-) -> Catalog {
+fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let probe = &located.probe;
+    if options.format.is_none() && probe.has(METADATA) && backend(probe)?.is_none() {
+        let what =
+            "says of no backend that it wrote this checkpoint; name one with --format".to_owned();
+        return Err(OpenError::Content { path: probe.path().join(METADATA), what });
+    }
+    let OpenedMetadata { files, metadata } = probe.take_metadata()?;
     // All weights, also where only the optimizer is wanted: the shapes of its states are looked up there.
     let wanted = |key: &str| match parse(key) {
         Key::Weight(_) => true,
@@ -50,12 +67,12 @@ pub(super) fn read_with(
     };
     found.common = common;
     found.problems.extend(problems);
-    if located.path.join(METADATA).symlink_metadata().is_err() {
+    if !probe.has(METADATA) {
         found.notes.push(format!(
             "no {METADATA}, which is written last: the save was interrupted, but all that {DCP_METADATA} lists can be read"
         ));
     }
-    into_catalog(found, FORMAT.name, located, options, parse)
+    Ok(into_catalog(found, FORMAT.name, located, options, parse))
 }
 
 /// Reads the state of the run from a list with one dict in it; nothing where there is none.

@@ -6,17 +6,33 @@ use crate::catalog::{Catalog, Problem};
 use crate::containers::zarr::{self, HEADER};
 use crate::storage::FileSet;
 
-use super::{Common, Found, MODELOPT, Stored, backend, into_catalog, parse};
-use crate::formats::{Format, Located, OpenError, OpenOptions};
+use super::{
+    Common, Found, METADATA, MODELOPT, Stored, USUAL_FOLDERS, backend, into_catalog, parse,
+};
+use crate::formats::iterations::{self, LOOKED_FOR};
+use crate::formats::probe::Probe;
+use crate::formats::roots::{Claim, METADATA as EVIDENCE, Root, Score};
+use crate::formats::{Format, OpenError, OpenOptions};
 
 /// `megatron-zarr`: `metadata.json` says `zarr`.
-pub(in crate::formats) const FORMAT: Format = Format { name: "megatron-zarr", detect, read };
+pub(in crate::formats) const FORMAT: Format = Format {
+    name: "megatron-zarr",
+    looked_for: &[LOOKED_FOR[0], LOOKED_FOR[1], METADATA],
+    usual_folders: USUAL_FOLDERS,
+    rank_folders: &[],
+    claim,
+    read,
+};
 
-fn detect(path: &Path) -> bool {
-    backend(path).as_deref() == Some("zarr")
+fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
+    if let Some(iteration) = iterations::newest(probe) {
+        return Ok(Some(iteration));
+    }
+    let is_own = backend(probe)?.as_deref() == Some("zarr");
+    Ok(is_own.then(|| Claim::here(Score::Declared, EVIDENCE)))
 }
 
-fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let mut files = FileSet::default();
     let (common, mut problems) = Common::of_folder(&located.path, &mut files).unwrap_or_default();
     let mut tensors = Vec::new();

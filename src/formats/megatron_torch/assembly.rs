@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
-use crate::formats::{Located, OpenOptions};
+use crate::formats::OpenOptions;
+use crate::formats::roots::Root;
 use crate::layout::rules::Rules;
 use crate::layout::{
     Assembly, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
@@ -19,7 +20,7 @@ use super::rank_file::RankFile;
 
 /// A checkpoint by its ranks.
 pub(super) struct RankedCheckpoint<'a> {
-    pub located: &'a Located,
+    pub located: &'a Root,
     pub files: FileSet,
     pub layout: ParallelLayout,
     pub run_args: RunArgs,

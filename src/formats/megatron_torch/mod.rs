@@ -33,38 +33,57 @@ use crate::storage::{FileId, FileSet};
 use self::assembly::RankedCheckpoint;
 use self::rank_file::RankFile;
 use self::rank_folders::{
-    RankFolder, RankGrid, add, distrib_optim_beside, is_dist_train, model_file, rank_folders,
-    sizes_text,
+    MODEL_FILES, RankFolder, RankGrid, add, distrib_optim_beside, is_dist_train, model_file,
+    rank_folders, sizes_text,
 };
-use super::{Format, Located, OpenError, OpenOptions};
+use super::iterations::{self, LOOKED_FOR};
+use super::probe::{OpenedTorch, Probe};
+use super::roots::{Claim, FILE, Root, Score};
+use super::{Format, OpenError, OpenOptions};
 
 /// `megatron-torch`: `--ckpt-format torch`, and all there was before it had a name.
-pub(super) const FORMAT: Format = Format { name: "megatron-torch", detect, read };
+pub(super) const FORMAT: Format = Format {
+    name: "megatron-torch",
+    looked_for: &[LOOKED_FOR[0], LOOKED_FOR[1], "mp_rank_* folders", MODEL_FILES[0]],
+    usual_folders: &[],
+    rank_folders: &["mp_rank_"],
+    claim,
+    read,
+};
 
-fn detect(path: &Path) -> bool {
-    if model_file(path).is_some() {
-        return true;
+/// Claims a save folder, an iteration by the names of its rank folders, a rank folder, and a file by the keys in it.
+fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
+    if let Some(iteration) = iterations::newest(probe) {
+        return Ok(Some(iteration));
     }
-    let names = std::fs::read_dir(path).into_iter().flatten().flatten();
-    let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.any(|name| RankName::parse(&name).is_some() || is_dist_train(&name))
+    if probe.is_file() {
+        let is_rank = probe.torch_says(is_megatron);
+        return Ok(is_rank.then(|| Claim::here(Score::Keys, FILE)));
+    }
+    let is_rank = |name: &str| RankName::parse(name).is_some() || is_dist_train(name);
+    let is_own = model_file(probe).is_some() || probe.names().any(is_rank);
+    Ok(is_own.then(|| Claim::here(Score::Names, FORMAT.name)))
 }
 
 /// Whether a file's top level is that of a Megatron rank.
-pub(super) fn is_megatron(torch: &TorchFile) -> bool {
+fn is_megatron(torch: &TorchFile) -> bool {
     let has = |key| torch.values().dict_get(torch.root(), key).is_some();
     (has("model") || has("model0"))
         && ["args", "checkpoint_version", "iteration"].into_iter().any(has)
 }
 
-fn read(located: &Located, options: &OpenOptions) -> Result<Catalog, OpenError> {
+fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    if located.probe.is_file() {
+        let OpenedTorch { files, file, torch } = located.probe.take_torch()?;
+        return read_single(located, files, file, &torch, options);
+    }
     let mut files = FileSet::default();
-    if let Some(path) = model_file(&located.path) {
+    if let Some(path) = model_file(&located.probe) {
         let file = add(&mut files, &path)?;
         let torch = open(&files, file)?;
         return read_single(located, files, file, &torch, options);
     }
-    let folders = rank_folders(&located.path, &mut files, options)?;
+    let folders = rank_folders(&located.probe, &mut files, options)?;
     let ranks: Vec<RankFile> = folders
         .par_iter()
         .enumerate()
@@ -156,8 +175,8 @@ fn note_unread_optimizer(path: &Path, catalog: &mut Catalog) {
 }
 
 /// Reads one rank's file on its own, as if it were the whole.
-pub(super) fn read_single(
-    located: &Located,
+fn read_single(
+    located: &Root,
     mut files: FileSet,
     file: FileId,
     torch: &TorchFile,

@@ -1,10 +1,10 @@
 //! The rank folders of a checkpoint, `mp_rank_TT[_PPP][_EEE]`, and the files in them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::catalog::Section;
+use crate::formats::probe::Probe;
 use crate::formats::{MissingShard, OpenError, OpenOptions};
 use crate::layout::{
     ArgName, FolderNaming, LayoutError, ParallelLayout, RankCoord, RankName, RunArgs,
@@ -15,7 +15,7 @@ use crate::storage::{FileId, FileSet};
 use super::optimizer::DISTRIB_OPTIM;
 
 /// The model file of a rank, by era: `model_rng.pt` where the optimizer had folders of its own (2022-03 to 2023-05).
-const MODEL_FILES: [&str; 2] = ["model_optim_rng.pt", "model_rng.pt"];
+pub(super) const MODEL_FILES: [&str; 2] = ["model_optim_rng.pt", "model_rng.pt"];
 
 /// A rank's folder and the files in it.
 pub(super) struct RankFolder {
@@ -26,14 +26,10 @@ pub(super) struct RankFolder {
     pub distrib_optim: Option<FileId>,
 }
 
-/// The model file of a rank: anything in its place. One that cannot be read, or not even looked at, is no reason to go on
-/// without the rank.
-pub(super) fn model_file(folder: &Path) -> Option<PathBuf> {
-    let is_there = |path: &PathBuf| match path.symlink_metadata() {
-        Ok(_) => true,
-        Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
-    };
-    MODEL_FILES.iter().map(|name| folder.join(name)).find(is_there)
+/// The model file of a rank: anything in its place. One that cannot be read is no reason to go on without the rank.
+pub(super) fn model_file(folder: &Probe) -> Option<PathBuf> {
+    let name = MODEL_FILES.iter().find(|name| folder.has(name))?;
+    Some(folder.path().join(name))
 }
 
 /// Whether a folder is a rank of one of several models side by side, as MindSpeed's multimodal training writes them:
@@ -61,38 +57,34 @@ pub(super) fn distrib_optim_beside(
 
 /// The folders that hold a model file, in the order of their ranks. One without is an optimizer's and no shard.
 pub(super) fn rank_folders(
-    path: &Path,
+    probe: &Probe,
     files: &mut FileSet,
     options: &OpenOptions,
 ) -> Result<Vec<RankFolder>, OpenError> {
-    let io_error = |source| OpenError::Io { path: path.to_path_buf(), source };
-    let content = |what| OpenError::Content { path: path.to_path_buf(), what };
-    let mut by_rank: BTreeMap<RankName, String> = BTreeMap::new();
-    for entry in std::fs::read_dir(path).map_err(io_error)? {
-        let folder = entry.map_err(io_error)?.file_name().to_string_lossy().into_owned();
-        if is_dist_train(&folder) {
+    let content = |what| OpenError::Content { path: probe.path().to_path_buf(), what };
+    let mut by_rank: BTreeMap<RankName, (&str, PathBuf)> = BTreeMap::new();
+    for folder in probe.names() {
+        if is_dist_train(folder) {
             return Err(content(format!(
                 "{} is one of several models of a multimodal run (MindSpeed dist_train), \
                  whose ranks have numbers of their own; compare the rank folders one by one",
-                printable(&folder)
+                printable(folder)
             )));
         }
-        let Some(name) = RankName::parse(&folder) else { continue };
-        if model_file(&path.join(&folder)).is_none() {
-            continue;
-        }
-        if let Some(other) = by_rank.insert(name, folder.clone()) {
+        let Some(name) = RankName::parse(folder) else { continue };
+        let rank = probe.child(folder)?;
+        let Some(model) = rank.and_then(|rank| model_file(&rank)) else { continue };
+        if let Some((other, _)) = by_rank.insert(name, (folder, model)) {
             return Err(content(format!("{folder} and {other} are the same rank")));
         }
     }
     if by_rank.is_empty() {
         return Err(OpenError::Unrecognized {
-            path: path.to_path_buf(),
-            looked_for: "model_optim_rng.pt in the mp_rank_* folders",
+            path: probe.path().to_path_buf(),
+            looked_for: format!("{} in the mp_rank_* folders", MODEL_FILES[0]),
         });
     }
-    let with_files = |(name, folder): (RankName, String)| {
-        let path = model_file(&path.join(&folder)).unwrap_or_default();
+    let with_files = |(name, (_, path)): (RankName, (&str, PathBuf))| {
         let model = add(files, &path)?;
         Ok(RankFolder { name, model, distrib_optim: distrib_optim_beside(files, model, options)? })
     };

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::containers::torch::{TorchFile, ValueId};
+use crate::formats::nest::key_text;
 use crate::formats::state::state_without;
-use crate::formats::torch_file::key_text;
 use crate::formats::walk::Bounds;
 use crate::tensor::StoredTensor;
 

@@ -1,0 +1,171 @@
+//! Reasons why a checkpoint cannot be opened.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::containers::dcp::DcpError;
+use crate::containers::safetensors::SafetensorsError;
+use crate::containers::torch::TorchError;
+use crate::layout::{LayoutError, RankCoord};
+
+/// Why a checkpoint cannot be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A file or folder cannot be read.
+    #[error("{}: cannot be read", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Nothing there that any format knows.
+    #[error("{}: no checkpoint here: looked for {looked_for}", path.display())]
+    Unrecognized {
+        /// The file or folder.
+        path: PathBuf,
+        /// What would have been one.
+        looked_for: String,
+    },
+    /// Nothing there that any format knows, but in what lies in the folder.
+    #[error("{}: no checkpoint here, but below: {}", path.display(), below_text(below))]
+    Below {
+        /// The folder.
+        path: PathBuf,
+        /// The checkpoints in it, each with its format.
+        below: Vec<String>,
+    },
+    /// More than one format claims it.
+    #[error("{}: both {first} and {second}; choose one with --format", path.display())]
+    Ambiguous {
+        /// The file or folder.
+        path: PathBuf,
+        /// One format.
+        first: &'static str,
+        /// Another one.
+        second: &'static str,
+    },
+    /// The format asked for does not exist.
+    #[error("no format is called {name}: there are {}", known.join(", "))]
+    NoSuchFormat {
+        /// What was asked for.
+        name: String,
+        /// The formats that there are.
+        known: Vec<&'static str>,
+    },
+    /// The tracker file leads nowhere.
+    #[error("{}: {what}", path.display())]
+    Tracker {
+        /// The tracker file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        what: String,
+    },
+    /// A file is damaged or no torch file.
+    #[error("{}", path.display())]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: TorchError,
+    },
+    /// A file is damaged or no safetensors file.
+    #[error("{}", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: SafetensorsError,
+    },
+    /// The metadata of a distributed checkpoint cannot be read.
+    #[error(transparent)]
+    Dcp(#[from] DcpError),
+    /// A file holds something else than was expected.
+    #[error("{}: {what}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Shards that the layout needs are not there.
+    #[error("{}", missing_text(shards))]
+    MissingShards {
+        /// What is missing.
+        shards: Vec<MissingShard>,
+    },
+    /// Files that the checkpoint needs are not there.
+    #[error("{}", missing_files_text(files))]
+    MissingFiles {
+        /// What is missing.
+        files: Vec<MissingFile>,
+    },
+    /// The layout cannot be put together.
+    #[error("{}", path.display())]
+    Layout {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Why not.
+        source: LayoutError,
+    },
+}
+
+/// A shard that the layout needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingShard {
+    /// Where it should be.
+    pub path: PathBuf,
+    /// Its rank.
+    pub rank: RankCoord,
+    /// Why it is needed.
+    pub why: String,
+}
+
+/// A file that the checkpoint needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingFile {
+    /// Where it should be.
+    pub path: PathBuf,
+    /// Why it is needed.
+    pub why: String,
+}
+
+/// Missing files that are named before the others are counted.
+const SHOWN: usize = 8;
+
+/// The first checkpoints by name, the others by number.
+fn below_text(below: &[String]) -> String {
+    let first = below.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    match below.len() {
+        1 => format!("{first}; name it"),
+        count if count > SHOWN => format!("{first} and {} more; name one of them", count - SHOWN),
+        _ => format!("{first}; name one of them"),
+    }
+}
+
+fn missing_files_text(files: &[MissingFile]) -> String {
+    let line =
+        |MissingFile { path, why }: &MissingFile| format!("{}: missing: {why}", path.display());
+    let mut lines: Vec<String> = files.iter().take(SHOWN).map(line).collect();
+    if files.len() > SHOWN {
+        lines.push(format!("and {} more missing files", files.len() - SHOWN));
+    }
+    lines.join("\n")
+}
+
+/// The first shards in full, the others by number.
+fn missing_text(shards: &[MissingShard]) -> String {
+    let line = |MissingShard { path, rank, why }: &MissingShard| {
+        let RankCoord { tp, pp, ep, .. } = rank;
+        let expert = if *ep > 0 { format!(", ep {ep}") } else { String::new() };
+        format!("{}: missing shard (tp {tp}, pp {pp}{expert}): {why}", path.display())
+    };
+    let mut lines: Vec<String> = shards.iter().take(SHOWN).map(line).collect();
+    if shards.len() > SHOWN {
+        lines.push(format!("and {} more missing shards", shards.len() - SHOWN));
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,56 @@
+//! The row of a format, and how a checkpoint is to be read.
+
+use crate::base::plain::PlainValue;
+use crate::catalog::{Catalog, Section};
+use crate::layout::rules::UserRule;
+use crate::tensor::Merge;
+
+use super::error::OpenError;
+use super::probe::Probe;
+use super::roots::{Claim, Root};
+
+/// A way in which checkpoints lie on disk.
+pub struct Format {
+    /// The name that `--format` takes.
+    pub name: &'static str,
+    /// Words for what tells such a checkpoint, for those who have none.
+    pub(super) looked_for: &'static [&'static str],
+    /// Folders in which programs keep such a checkpoint beside other things.
+    pub(super) usual_folders: &'static [&'static str],
+    /// Beginnings of the names of its ranks' folders.
+    pub(super) rank_folders: &'static [&'static str],
+    /// Says what it makes of a path; `None` where it knows nothing there.
+    pub(super) claim: fn(&Probe) -> Result<Option<Claim>, OpenError>,
+    /// Reads it.
+    pub(super) read: fn(&Root, &OpenOptions) -> Result<Catalog, OpenError>,
+}
+
+/// How a checkpoint is to be read.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// The sections to read; a format looks at nothing that only another one needs.
+    pub sections: Vec<Section>,
+    /// The format, where it is not to be detected.
+    pub format: Option<String>,
+    /// RunArgs that win over those of the checkpoint's `args`.
+    pub run_args: Vec<(String, PlainValue)>,
+    /// Sharding rules that win over the table.
+    pub rules: Vec<UserRule>,
+    /// What counts where replicas disagree, instead of what the format's own software does.
+    pub replicas: Option<Merge>,
+}
+
+impl Default for OpenOptions {
+    /// The model, as it is detected.
+    fn default() -> Self {
+        let sections = vec![Section::Model];
+        Self { sections, format: None, run_args: Vec::new(), rules: Vec::new(), replicas: None }
+    }
+}
+
+impl OpenOptions {
+    /// Whether to read a section.
+    pub(super) fn wants(&self, section: Section) -> bool {
+        self.sections.contains(&section)
+    }
+}
