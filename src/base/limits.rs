@@ -104,6 +104,14 @@ pub struct Limits {
     pub folder_depth: usize,
     /// Files and folders among which these are looked for.
     pub folder_entries: usize,
+    /// Bytes of a file that holds one word, such as the name of the newest checkpoint.
+    pub tracker: usize,
+    /// Bytes of a file that holds a few words.
+    pub small_file: u64,
+    /// Steps from a path to a checkpoint: tracker, iteration, role, kind of file.
+    pub way: usize,
+    /// Entries of a folder that are looked at to name those that are checkpoints.
+    pub listed_below: usize,
     /// Problems that are kept of one file; the others are counted.
     pub problems: usize,
     /// Chunks in which one tensor is stored, each with a header of its own.
@@ -192,6 +200,10 @@ pub const LIMITS: Limits = Limits {
     model_parts: 10_000,
     folder_depth: 3,
     folder_entries: 1 << 20,
+    tracker: 4096,
+    small_file: 64 << 10,
+    way: 6,
+    listed_below: 64,
     problems: 1000,
     boxes: 1 << 20,
     pieces: 1 << 17,

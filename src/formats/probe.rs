@@ -20,9 +20,6 @@ use super::error::OpenError;
 /// Bytes of a file's head.
 const HEAD: usize = 64;
 
-/// Bytes of a small file.
-const SMALL: u64 = 1 << 16;
-
 /// A file or folder, looked at.
 #[derive(Debug)]
 pub(super) struct Probe {
@@ -290,10 +287,10 @@ fn read_small(path: &Path) -> io::Result<SmallFile> {
     if !meta.is_file() {
         return Ok(SmallFile::NotAFile);
     }
-    if meta.len() > SMALL {
+    if meta.len() > LIMITS.small_file {
         return Ok(SmallFile::TooLong(meta.len()));
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(SMALL).read_to_end(&mut bytes)?;
+    File::open(path)?.take(LIMITS.small_file).read_to_end(&mut bytes)?;
     Ok(SmallFile::Text(String::from_utf8_lossy(&bytes).into_owned()))
 }

@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::names::index::number;
 use crate::names::printable;
 
@@ -70,12 +71,6 @@ enum Target {
 pub(super) const FILE: &str = "a file";
 /// The same for folders with the metadata of a distributed checkpoint.
 pub(super) const METADATA: &str = "metadata of a distributed checkpoint";
-
-/// The longest way from a path to a checkpoint: tracker, step, role, kind of file.
-const LONGEST_WAY: usize = 6;
-
-/// Entries of a folder that are looked at to name those that are checkpoints.
-const MOST_BELOW: usize = 64;
 
 impl Claim {
     /// The path that was looked at is a checkpoint.
@@ -150,7 +145,7 @@ impl Choice {
     /// # Errors
     /// There is none, there are two, or what should lead there leads nowhere.
     pub(super) fn resolve(self, probe: Rc<Probe>) -> Result<(&'static Format, Root), OpenError> {
-        let root = match self.follow(Root::new(probe), LONGEST_WAY)? {
+        let root = match self.follow(Root::new(probe), LIMITS.way)? {
             Ok(found) => return Ok(found),
             Err(root) => root,
         };
@@ -240,14 +235,14 @@ impl Choice {
     fn below(self, probe: &Probe) -> Vec<String> {
         let candidate = |name: &str| {
             let child = probe.glance(name).ok()??;
-            let format = match self.follow(Root::new(child), LONGEST_WAY) {
+            let format = match self.follow(Root::new(child), LIMITS.way) {
                 Ok(Ok((format, _))) => format.name.to_owned(),
                 Err(OpenError::Ambiguous { first, second, .. }) => format!("{first} or {second}"),
                 _ => return None,
             };
             Some(format!("{} ({format})", printable(name)))
         };
-        probe.names().take(MOST_BELOW).filter_map(candidate).collect()
+        probe.names().take(LIMITS.listed_below).filter_map(candidate).collect()
     }
 
     fn looked_for(self) -> String {
@@ -306,14 +301,14 @@ pub(super) fn tracked(
     probe: &Probe,
     tracker: &str,
 ) -> Result<Option<Result<String, String>>, OpenError> {
-    /// A tracker holds one word; what is longer is something else.
-    const LONGEST: usize = 4096;
-    let too_long = |len: u64| Some(Err(format!("{len} bytes are more than a tracker has")));
+    let too_long = |len: u64| {
+        Some(Err(OverLimit::found("bytes of a tracker", LIMITS.tracker as u64, len).to_string()))
+    };
     Ok(match probe.small_file(tracker)? {
         SmallFile::Absent => None,
         SmallFile::NotAFile => Some(Err("is no regular file".to_owned())),
         SmallFile::TooLong(len) => too_long(len),
-        SmallFile::Text(text) if text.len() > LONGEST => too_long(text.len() as u64),
+        SmallFile::Text(text) if text.len() > LIMITS.tracker => too_long(text.len() as u64),
         SmallFile::Text(text) => Some(Ok(text.trim_start_matches('\u{feff}').trim().to_owned())),
     })
 }

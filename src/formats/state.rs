@@ -57,7 +57,11 @@ pub(super) fn state_without(
     skips: &'static [&'static str],
 ) -> PlainValue {
     let mut reader = PlainReader { values: torch.values(), left: LIMITS.state_value, skips };
-    let too_long = || PlainValue::Opaque("longer than any such state".to_owned());
+    let too_long = || {
+        PlainValue::Opaque(
+            OverLimit::new("bytes in one value", LIMITS.state_value as u64).to_string(),
+        )
+    };
     reader.value(id, 0).unwrap_or_else(too_long)
 }
 
