@@ -67,7 +67,7 @@
 //! ```
 //! use std::path::Path;
 //! use std::sync::atomic::AtomicU64;
-//! use ckptcmp::{compare, formats, pairing};
+//! use ckptcmp::{compare, formats, judge, pairing};
 //!
 //! let open = |layout: &str| {
 //!     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/layouts/gpt-small").join(layout);
@@ -76,7 +76,7 @@
 //! let (a, b) = (open("tp1")?, open("tp2")?);
 //! let pairing = pairing::pair(&a, &b, &pairing::Selection::default());
 //! let tensors = compare::compare(&pairing.pairs, [&a.files, &b.files], false, &AtomicU64::new(0));
-//! assert!(tensors.iter().all(|tensor| ckptcmp::judge::verdict::of_tensor(tensor).exit_code() == 0));
+//! assert_eq!(judge::verdict::of_all(&tensors, 0, 0, false).exit_code(), 0);
 //! # Ok::<(), formats::OpenError>(())
 //! ```
 #![doc = include_str!("glossary.md")]

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     match ckptcmp::run::run(&Cli::parse()) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            ckptcmp::report::complain(&format!("{error:#}"));
+            ckptcmp::report::problems::write_error(&format!("{error:#}"));
             ExitCode::from(2)
         }
     }

@@ -14,10 +14,8 @@ use crate::tensor::LogicalTensor;
 pub struct Pairing {
     /// Tensors on both sides, in natural order of their names.
     pub pairs: Vec<Pair>,
-    /// Names only the first side has.
-    pub a_only: Vec<Name>,
-    /// Names only the second side has.
-    pub b_only: Vec<Name>,
+    /// Names that only one side has, for each side.
+    pub only_in: [Vec<Name>; 2],
 }
 
 /// One tensor on both sides.
@@ -111,8 +109,8 @@ pub fn pair(a: &Catalog, b: &Catalog, selection: &Selection) -> Pairing {
                     pair
                 });
             }
-            [Some(_), None] => pairing.a_only.push(name.clone()),
-            [None, _] => pairing.b_only.push(name.clone()),
+            [Some(_), None] => pairing.only_in[Side::A].push(name.clone()),
+            [None, _] => pairing.only_in[Side::B].push(name.clone()),
         }
     }
     pairing

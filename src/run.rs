@@ -1,24 +1,25 @@
-//! The pipeline on one screen: open twice, pair, compare, judge, report.
+//! The pipeline on one screen: open both sides, agree on names, pair, compare, judge, report.
 
 mod check;
+mod inspect;
 mod result;
 
-use std::io::{self, ErrorKind, Write};
-use std::path::Path;
+use std::io::{self, ErrorKind};
+use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result, bail};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 
 use crate::base::side::Side;
 use crate::catalog::{Catalog, Problem, Section};
-use crate::cli::{Cli, Command, CompareArgs, InspectArgs};
-use crate::compare::metrics::{self, ONE_MINUS_COS};
+use crate::cli::{Cli, Command, CompareArgs};
+use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
 use crate::compare::{Outcome, bytes_to_compare, compare};
 use crate::dialects;
 use crate::formats;
 use crate::judge::verdict::{self, Verdict};
 use crate::pairing::{Selection, pair, settle_positions};
-use crate::report::{self, Report, SideReport, Style, progress};
+use crate::report::{self, Report, Style, problems, progress};
 
 use self::result::Destination;
 
@@ -30,7 +31,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
     match &cli.command {
         Command::Compare(args) => run_compare(args, cli.style()),
         Command::Check(args) => check::run(args, cli.style()),
-        Command::Inspect(args) => run_inspect(args, cli.style()),
+        Command::Inspect(args) => inspect::run(args, cli.style()),
     }
 }
 
@@ -42,19 +43,10 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
         vocab_size: args.vocab_size,
     };
     let destination = Destination::of(&args.output, args.force)?;
-    let mut pool = rayon::ThreadPoolBuilder::new();
-    if let Some(threads) = args.threads {
-        pool = pool.num_threads(threads.get());
-    }
-    let report = pool.build().context("cannot start threads")?.install(|| {
-        let exact_one_minus_cos = metrics.iter().any(|metric| metric.name == ONE_MINUS_COS);
-        compared(args, &selection, exact_one_minus_cos)
-    })?;
-
-    print_problems(&report, !args.include.is_empty() || !args.exclude.is_empty());
-    let is_written =
-        report.tensors.iter().any(|tensor| !matches!(tensor.outcome, Outcome::Unreadable(_)));
-    if is_written {
+    let report = thread_pool(args.threads)?.install(|| compared(args, &selection, &metrics))?;
+    problems::write_of_comparison(&report, !args.include.is_empty() || !args.exclude.is_empty());
+    let is_read = |outcome: &Outcome| !matches!(outcome, Outcome::Unreadable(_));
+    if report.tensors.iter().any(|tensor| is_read(&tensor.outcome)) {
         let mut json = Vec::new();
         report::json::write(&report, &metrics, &mut json)?;
         destination.write(&json)?;
@@ -70,54 +62,44 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
     })
 }
 
-/// Whoever reads our output may have seen enough: no reason to complain, nor to change the verdict.
-fn unless_closed(written: io::Result<()>) -> io::Result<()> {
-    written.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
-}
-
-fn compared(
-    args: &CompareArgs,
-    selection: &Selection,
-    exact_one_minus_cos: bool,
-) -> Result<Report> {
-    let (a, b) = rayon::join(|| open(Side::A, &args.a, args), || open(Side::B, &args.b, args));
+fn compared(args: &CompareArgs, selection: &Selection, metrics: &[&Metric]) -> Result<Report> {
+    let (a, b) = rayon::join(|| open(Side::A, args), || open(Side::B, args));
     let (mut a, mut b) = (a?, b?);
     let given = Side::BOTH.map(|side| args.input.run_args(side));
     dialects::agree(&mut a, &mut b, given.each_ref().map(Vec::as_slice));
     settle_positions(&mut a, &mut b);
-    for side in [&mut a, &mut b] {
-        side.problems.retain(|problem| !selection.leaves_out(problem));
+    for catalog in [&mut a, &mut b] {
+        catalog.problems.retain(|problem| !selection.leaves_out(problem));
     }
+
     let pairing = pair(&a, &b, selection);
+    let exact_one_minus_cos = metrics.iter().any(|metric| metric.name == ONE_MINUS_COS);
     let total = bytes_to_compare(&pairing.pairs);
     let tensors = progress::with_progress(total, !args.quiet, |done| {
         compare(&pairing.pairs, [&a.files, &b.files], exact_one_minus_cos, done)
     });
-    for (name, side) in Side::BOTH.iter().zip([&a, &b]) {
-        if let Some(path) = side.files.changed() {
+    for (side, catalog) in Side::BOTH.iter().zip([&a, &b]) {
+        if let Some(path) = catalog.files.changed() {
+            let path = path.display();
             bail!(
-                "{name}: {}: changed while it was read; compare again when its writer is done",
-                path.display()
+                "{side}: {path}: changed while it was read; compare again when its writer is done"
             );
         }
     }
-    let unpaired = pairing.a_only.len() + pairing.b_only.len();
+
+    let unpaired = pairing.only_in.iter().map(Vec::len).sum();
     let problems = a.problems.len() + b.problems.len();
-    let side = |catalog: Catalog, only_here| SideReport {
-        origin: catalog.origin,
-        problems: catalog.problems,
-        notes: catalog.notes,
-        only_here,
-    };
     Ok(Report {
         verdict: verdict::of_all(&tensors, unpaired, problems, args.allow_diverged),
-        sides: [side(a, pairing.a_only), side(b, pairing.b_only)],
+        checkpoints: [a.into(), b.into()],
+        only_in: pairing.only_in,
         tensors,
     })
 }
 
-/// Opens one side; every line of what may go wrong says which.
-fn open(side: Side, path: &Path, args: &CompareArgs) -> Result<Catalog> {
+/// Opens one side; every line of an error names it.
+fn open(side: Side, args: &CompareArgs) -> Result<Catalog> {
+    let path = [&args.a, &args.b][side];
     let options = args.input.options(side, &[Section::Model]);
     let mut catalog = formats::open(path, &options).map_err(|error| {
         let causes = format!("{:#}", anyhow::Error::from(error));
@@ -129,7 +111,7 @@ fn open(side: Side, path: &Path, args: &CompareArgs) -> Result<Catalog> {
         && catalog.problems.is_empty()
     {
         let message = format!("no tensor of its {} in this checkpoint", section.name());
-        catalog.problems.push(Problem { file: Some(path.to_path_buf()), tensor: None, message });
+        catalog.problems.push(Problem { file: Some(path.clone()), tensor: None, message });
     }
     Ok(catalog)
 }
@@ -142,48 +124,16 @@ fn glob_set(globs: &[Glob]) -> Result<GlobSet> {
     Ok(set.build()?)
 }
 
-/// Says on standard error what could not be read, a line each.
-fn print_problems(report: &Report, is_selective: bool) {
-    for (name, side) in Side::BOTH.iter().zip(&report.sides) {
-        print_list(&side.problems, |problem| format!("{name}: {problem}"));
+/// The threads that a command asks for.
+fn thread_pool(threads: Option<NonZeroUsize>) -> Result<rayon::ThreadPool> {
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(threads) = threads {
+        pool = pool.num_threads(threads.get());
     }
-    let unreadable = report.tensors.iter().filter_map(|tensor| match &tensor.outcome {
-        Outcome::Unreadable(error) => Some((&tensor.name, error)),
-        Outcome::Compared(_) | Outcome::ShapeDiffers => None,
-    });
-    print_list(&unreadable.collect::<Vec<_>>(), |(tensor, error)| {
-        format!("{}: {}: {tensor}: {}", error.side, error.file.display(), error.message)
-    });
-    if report.tensors.is_empty() {
-        let only = report.sides.each_ref().map(|side| side.only_here.len());
-        crate::report::complain(&if is_selective && only == [0, 0] {
-            "nothing to compare: --include and --exclude leave no name".to_owned()
-        } else {
-            let [a, b] = only;
-            format!("nothing to compare: no name is on both sides ({a} only in a, {b} only in b)")
-        });
-    }
+    pool.build().context("cannot start threads")
 }
 
-/// The first problems in full; what breaks once often breaks in every layer.
-fn print_list<T>(problems: &[T], text: impl Fn(&T) -> String) {
-    const SHOWN: usize = 20;
-    for problem in problems.iter().take(SHOWN) {
-        crate::report::complain(&text(problem));
-    }
-    if problems.len() > SHOWN {
-        crate::report::complain(&format!("and {} more problems", problems.len() - SHOWN));
-    }
-}
-
-fn run_inspect(args: &InspectArgs, style: Style) -> Result<u8> {
-    let catalog = formats::open(&args.path, &args.input.options(Side::A, &Section::ALL))?;
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = match args.json {
-        true => report::catalog::write_json(&catalog, &mut out),
-        false => report::catalog::write_screen(&catalog, style, &mut out),
-    };
-    unless_closed(written.and_then(|()| out.flush()))?;
-    print_list(&catalog.problems, ToString::to_string);
-    Ok(if catalog.problems.is_empty() { 0 } else { 2 })
+/// Forgives a reader that has seen enough: that is no reason to complain, nor to change the verdict.
+fn unless_closed(written: io::Result<()>) -> io::Result<()> {
+    written.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }

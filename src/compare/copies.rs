@@ -4,18 +4,17 @@
 //! for any number of threads, and rounded once to the stored dtype, as a merged checkpoint would hold them. Copies that
 //! agree make exactly the first one's value.
 
-use std::io;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use crate::base::extent::{Extent, boxes_of_range, row_major};
 use crate::kernel::{BLOCK, DenseBlock, Stats, compare_block, rounded, widened};
-use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Merge, Piece};
 
-use super::gather::{Element, Source, gather};
-use super::maps::Maps;
+use super::gather::CopyReader;
+use super::side_files::{Maps, ReadError, SideFiles};
+use super::strided::Element;
 
 /// Numbers that are decoded at a time.
 const STEP: usize = 512;
@@ -23,66 +22,84 @@ const STEP: usize = 512;
 /// A tensor with the files that hold its copies.
 #[derive(Clone, Copy)]
 pub(super) struct Copies<'a> {
+    pub files: SideFiles<'a>,
     pub tensor: &'a LogicalTensor,
-    pub files: &'a FileSet,
 }
 
-/// Buffers for putting one block together.
+/// Buffers for what is needed only until the next read, of either side.
 #[derive(Default)]
-pub(super) struct Work {
+pub(super) struct Scratch {
+    /// The first copy of a block.
     first: Vec<u8>,
-    copy: Vec<u8>,
+    /// Another copy, laid over the first one.
+    pub copy: Vec<u8>,
+    /// Lines of a file before they are put in order.
+    pub lines: Vec<u8>,
     covered: Vec<bool>,
     tallies: Vec<Tally>,
-    scratch: Vec<u8>,
 }
 
-impl Work {
-    /// The first copy of what was read last.
-    pub(super) fn first(&self) -> &[u8] {
-        &self.first
-    }
-}
-
-/// What is known of one element so far.
+/// The copies of one element so far.
 #[derive(Clone, Copy)]
 struct Tally {
     copies: u32,
     differs: bool,
 }
 
-/// The file that cannot be read, and what the system said.
-pub(super) type Failure = (FileId, io::Error);
+impl<'a> Copies<'a> {
+    /// The first copy, which is complete.
+    pub(super) fn first(&self) -> CopyReader<'a> {
+        self.reader(self.tensor.pieces())
+    }
 
-impl Copies<'_> {
-    /// Writes the values of elements `start..start + count`, at most a block of them, to `out`: dense and of the dtype
-    /// that [`widened`] tells. Where the first copy says it all, `false`: its bytes are in `work`.
-    pub(super) fn merged(
+    /// The further copies.
+    pub(super) fn replicas(&self) -> impl ExactSizeIterator<Item = CopyReader<'a>> + use<'a> {
+        let copies = *self;
+        self.tensor.replicas().iter().map(move |replica| copies.reader(&replica.pieces))
+    }
+
+    pub(super) fn element(&self) -> Element {
+        Element::of(self.tensor.dtype())
+    }
+
+    /// Elements of the tensor's own dtype.
+    pub(super) fn block<'b>(&self, bytes: &'b [u8]) -> DenseBlock<'b> {
+        DenseBlock { dtype: self.tensor.dtype(), bytes }
+    }
+
+    /// Elements that were made of all copies.
+    pub(super) fn merged_block<'b>(&self, bytes: &'b [u8]) -> DenseBlock<'b> {
+        DenseBlock { dtype: widened(self.tensor.dtype()).0, bytes }
+    }
+
+    /// Writes the values of a range, at most a block, to `out`, for [`Copies::merged_block`]. Returns `false` where the
+    /// first copy says it all.
+    pub(super) fn merge(
         &self,
         merge: Merge,
-        start: u64,
-        count: usize,
+        range: Range<u64>,
         out: &mut Vec<u8>,
-        work: &mut Work,
-    ) -> Result<bool, Failure> {
+        scratch: &mut Scratch,
+    ) -> Result<bool, ReadError> {
         let (_, numbers) = widened(self.tensor.dtype());
-        self.read_first(start, count, work)?;
+        self.read_first(&range, scratch)?;
         if merge == Merge::First || self.tensor.replicas().is_empty() {
             return Ok(false);
         }
+        let count = len(&range);
         out.resize(count * numbers * size_of::<f64>(), 0);
         let (sums, _) = out.as_chunks_mut::<{ size_of::<f64>() }>();
-        self.each_number(&work.first, |index, value| sums[index] = value.to_le_bytes());
-        work.tallies.clear();
-        work.tallies.resize(count, Tally { copies: 1, differs: false });
-        for number in 0..self.tensor.replicas().len() {
-            self.read_copy(number, start, count, work)?;
-            let (first, copy) = (self.side(&work.first), self.side(&work.copy));
+        self.each_number(&scratch.first, |index, value| sums[index] = value.to_le_bytes());
+        scratch.tallies.clear();
+        scratch.tallies.resize(count, Tally { copies: 1, differs: false });
+        for replica in self.replicas() {
+            self.read_replica(&replica, &range, scratch)?;
+            let (first, copy) = (self.block(&scratch.first), self.block(&scratch.copy));
             each_pair(first, copy, |index, first, value| {
-                if !work.covered[index / numbers] {
+                if !scratch.covered[index / numbers] {
                     return;
                 }
-                let tally = &mut work.tallies[index / numbers];
+                let tally = &mut scratch.tallies[index / numbers];
                 tally.differs |= value != first;
                 if index % numbers == 0 {
                     tally.copies += 1;
@@ -92,12 +109,12 @@ impl Copies<'_> {
         }
         let dtype = self.tensor.dtype();
         if merge == Merge::Mean {
-            self.each_number(&work.first, |index, first| {
-                let Tally { copies, differs } = work.tallies[index / numbers];
+            self.each_number(&scratch.first, |index, first| {
+                let Tally { copies, differs } = scratch.tallies[index / numbers];
                 let mean = rounded(dtype, f64::from_le_bytes(sums[index]) / f64::from(copies));
                 sums[index] = (if differs { mean } else { first }).to_le_bytes();
             });
-            return Ok(work.tallies.iter().any(|tally| tally.differs));
+            return Ok(scratch.tallies.iter().any(|tally| tally.differs));
         }
         for sum in sums {
             *sum = rounded(dtype, f64::from_le_bytes(*sum)).to_le_bytes();
@@ -105,10 +122,18 @@ impl Copies<'_> {
         Ok(true)
     }
 
-    /// Whether any copy is not bit by bit the first one.
-    pub(super) fn differ(&self) -> Result<bool, Failure> {
-        for number in 0..self.tensor.replicas().len() {
-            if !self.difference(number)?.is_identical() {
+    /// The value of one element as text.
+    pub(super) fn value_text(&self, merge: Merge, at: u64) -> Result<String, ReadError> {
+        let (mut merged, mut scratch) = (Vec::new(), Scratch::default());
+        let is_merged = self.merge(merge, at..at + 1, &mut merged, &mut scratch)?;
+        let value = if is_merged { self.merged_block(&merged) } else { self.block(&scratch.first) };
+        Ok(value.element_text())
+    }
+
+    /// Returns whether any copy is not bit by bit the first one.
+    pub(super) fn differ(&self) -> Result<bool, ReadError> {
+        for replica in self.replicas() {
+            if !self.difference(&replica)?.is_identical() {
                 return Ok(true);
             }
         }
@@ -116,70 +141,65 @@ impl Copies<'_> {
     }
 
     /// The statistics of all that a copy holds, the first copy against this one.
-    pub(super) fn difference(&self, number: usize) -> Result<Stats, Failure> {
-        let blocks: Vec<u64> = (0..self.tensor.numel()).step_by(BLOCK).collect();
-        let of_block = |work: &mut Work, start: &u64| {
-            let count = usize::try_from(self.tensor.numel() - start).unwrap_or(BLOCK).min(BLOCK);
-            self.read_first(*start, count, work)?;
-            self.read_copy(number, *start, count, work)?;
-            let size = Element::of(self.tensor.dtype()).size;
-            for (index, covered) in work.covered.iter().enumerate() {
+    pub(super) fn difference(&self, replica: &CopyReader<'_>) -> Result<Stats, ReadError> {
+        let numel = self.tensor.numel();
+        let of_block = |scratch: &mut Scratch, start: &u64| {
+            let range = *start..(start + BLOCK as u64).min(numel);
+            self.read_first(&range, scratch)?;
+            self.read_replica(replica, &range, scratch)?;
+            let size = self.element().size;
+            for (index, covered) in scratch.covered.iter().enumerate() {
                 if !covered {
                     // Elements that this copy does not hold are no part of either norm.
                     let bytes: Range<usize> = index * size..(index + 1) * size;
-                    work.first[bytes.clone()].fill(0);
-                    work.copy[bytes].fill(0);
+                    scratch.first[bytes.clone()].fill(0);
+                    scratch.copy[bytes].fill(0);
                 }
             }
-            Ok(compare_block(self.side(&work.first), self.side(&work.copy), *start))
+            Ok(compare_block(self.block(&scratch.first), self.block(&scratch.copy), *start))
         };
-        let blocks: Vec<Stats> =
-            blocks.par_iter().map_init(Work::default, of_block).collect::<Result<_, Failure>>()?;
+        let starts: Vec<u64> = (0..numel).step_by(BLOCK).collect();
+        let blocks = starts.par_iter().map_init(Scratch::default, of_block);
+        let blocks: Vec<Stats> = blocks.collect::<Result<_, ReadError>>()?;
         let mut stats = Stats::default();
         blocks.iter().for_each(|block| stats.merge(block));
         Ok(stats)
     }
 
-    fn side<'b>(&self, bytes: &'b [u8]) -> DenseBlock<'b> {
-        DenseBlock { dtype: self.tensor.dtype(), bytes }
+    fn reader(&self, pieces: &'a [Piece]) -> CopyReader<'a> {
+        let shape = self.tensor.shape();
+        CopyReader { files: self.files, shape, pieces, element: self.element() }
     }
 
-    fn read_first(&self, start: u64, count: usize, work: &mut Work) -> Result<(), Failure> {
-        work.first.resize(count * Element::of(self.tensor.dtype()).size, 0);
-        self.gather(self.tensor.pieces(), start, &mut work.first, &mut work.scratch)
+    fn read_first(&self, range: &Range<u64>, scratch: &mut Scratch) -> Result<(), ReadError> {
+        let Scratch { first, lines, .. } = scratch;
+        first.resize(len(range) * self.element().size, 0);
+        self.first().read(&Maps::default(), range.start, first, lines)
     }
 
     /// Lays a copy over the first one, which must have been read, and marks what it holds.
-    fn read_copy(
+    fn read_replica(
         &self,
-        number: usize,
-        start: u64,
-        count: usize,
-        work: &mut Work,
-    ) -> Result<(), Failure> {
-        let pieces = &self.tensor.replicas()[number].pieces;
-        work.copy.clone_from(&work.first);
-        work.covered.clear();
-        work.covered.resize(count, false);
-        mark(self.tensor.shape(), pieces, start, &mut work.covered);
-        self.gather(pieces, start, &mut work.copy, &mut work.scratch)
-    }
-
-    fn gather(
-        &self,
-        pieces: &[Piece],
-        start: u64,
-        out: &mut [u8],
-        scratch: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
-        let element = Element::of(self.tensor.dtype());
-        let source = Source { files: self.files, maps: &Maps::default() };
-        gather(&source, self.tensor.shape(), pieces, element, start, out, scratch)
+        replica: &CopyReader<'_>,
+        range: &Range<u64>,
+        scratch: &mut Scratch,
+    ) -> Result<(), ReadError> {
+        let Scratch { first, copy, lines, covered, .. } = scratch;
+        copy.clone_from(first);
+        covered.clear();
+        covered.resize(len(range), false);
+        mark(replica, range.start, covered);
+        replica.read(&Maps::default(), range.start, copy, lines)
     }
 
     fn each_number(&self, bytes: &[u8], mut each: impl FnMut(usize, f64)) {
-        each_pair(self.side(bytes), self.side(bytes), |index, value, _| each(index, value));
+        each_pair(self.block(bytes), self.block(bytes), |index, value, _| each(index, value));
     }
+}
+
+/// Number of elements of a range of at most a block.
+fn len(range: &Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).unwrap_or(BLOCK)
 }
 
 /// Decodes two blocks of one dtype and calls `each` for every number of them.
@@ -199,11 +219,11 @@ fn each_pair(first: DenseBlock<'_>, second: DenseBlock<'_>, mut each: impl FnMut
     }
 }
 
-/// Marks those of the elements `start..` of a tensor that the pieces hold.
-fn mark(shape: &[u64], pieces: &[Piece], start: u64, covered: &mut [bool]) {
-    let strides = row_major(shape).unwrap_or_default();
-    boxes_of_range(shape, start, start + covered.len() as u64, &mut |window, _| {
-        for part in pieces.iter().filter_map(|piece| piece.extent.intersect(&window)) {
+/// Marks those of the elements `start..` of a tensor that a copy holds.
+fn mark(replica: &CopyReader<'_>, start: u64, covered: &mut [bool]) {
+    let strides = row_major(replica.shape).unwrap_or_default();
+    boxes_of_range(replica.shape, start, start + covered.len() as u64, &mut |window, _| {
+        for part in replica.pieces.iter().filter_map(|piece| piece.extent.intersect(&window)) {
             each_run(&part, &strides, &mut |at, len| {
                 let at = usize::try_from(at - start).unwrap_or(usize::MAX);
                 let len = usize::try_from(len).unwrap_or(0);

@@ -1,20 +1,19 @@
-//! Pieces -> a dense block: large positioned reads, or maps instead, then copies into row-major order.
+//! Pieces -> dense elements: large positioned reads, or maps instead, then copies into row-major order.
 
-use std::io;
 use std::ops::Range;
 
 use crate::base::extent::{boxes_of_range, row_major};
-use crate::kernel::transpose;
-use crate::storage::{FileId, FileSet, Region};
-use crate::tensor::{ByteOrder, Piece};
+use crate::storage::{FileId, LEAST_MAPPED, Region};
+use crate::tensor::Piece;
 
-use super::maps::{MAPPED, Maps};
+use super::side_files::{MAPPED, Maps, ReadError, SideFiles};
+use super::strided::{Dim, Element, count, index, is_dense, scatter, span, to_little_endian};
 
 /// Most bytes of one read. Above a mebibyte nothing is won; below a quarter of one it costs.
 const READ: usize = 1 << 20;
 
 /// A read may fetch bytes between the wanted ones while at least half of it is wanted.
-pub(super) const DENSITY: usize = 2;
+const DENSITY: usize = 2;
 
 /// Most bytes that wait between being read and being put in order.
 const SCRATCH: usize = 32 << 20;
@@ -25,68 +24,116 @@ const PADDING: usize = 128;
 /// Bytes of a read from which on it is padded.
 const PADDED: usize = 8 * PADDING;
 
-/// Fills `out` with the elements `start..` of a tensor in row-major order, little-endian.
-///
-/// `out` is a whole number of elements of `element` bytes. What no piece covers is left as it is, so a partial copy
-/// can be laid over a complete one. `scratch` keeps its allocation from call to call.
-///
-/// # Errors
-/// A file cannot be read; the file is named beside the error.
-pub(super) fn gather(
-    source: &Source<'_>,
-    shape: &[u64],
-    pieces: &[Piece],
-    element: Element,
-    start: u64,
-    out: &mut [u8],
-    scratch: &mut Vec<u8>,
-) -> Result<(), (FileId, io::Error)> {
-    let end = start + (out.len() / element.size) as u64;
-    let strides = row_major(shape).unwrap_or_default();
-    let mut result = Ok(());
-    boxes_of_range(shape, start, end, &mut |extent, _| {
-        for piece in pieces {
+/// One copy of a tensor, or of parts of it.
+#[derive(Clone, Copy)]
+pub(super) struct CopyReader<'a> {
+    pub files: SideFiles<'a>,
+    /// Shape of the tensor.
+    pub shape: &'a [u64],
+    pub pieces: &'a [Piece],
+    pub element: Element,
+}
+
+impl CopyReader<'_> {
+    /// Fills `out` with the elements from `start` on in row-major order, little-endian; what `maps` has is not read.
+    ///
+    /// `out` is a whole number of elements. What no piece covers is left as it is, so that a partial copy can be laid
+    /// over a complete one. `lines` keeps its allocation from call to call.
+    pub(super) fn read(
+        &self,
+        maps: &Maps,
+        start: u64,
+        out: &mut [u8],
+        lines: &mut Vec<u8>,
+    ) -> Result<(), ReadError> {
+        let mut result = Ok(());
+        self.each_part(start..start + self.elements(out), |part, strides| {
             if result.is_err() {
                 return;
             }
-            let Some(part) = piece.clip(&extent, element.size as u64) else { continue };
-            let first: u64 = part.extent.offsets.iter().zip(&strides).map(|(o, s)| o * s).sum();
-            let dims = Dim::of(&part, &strides);
-            let at = index((first - start) * element.size as u64);
-            let len = (span(&dims) * element.size) as u64;
+            let dims = Dim::of(&part, strides);
+            let at = self.offset_in_block(&part, strides, start);
+            let len = (span(&dims) * self.element.size) as u64;
             let region = Region { file: part.file, offset: part.offset, len };
-            if let Some(bytes) = source.maps.bytes(region) {
-                scatter(&dims, bytes, &mut out[at..], element.size);
-                continue;
+            match maps.bytes(region) {
+                Some(bytes) => scatter(&dims, bytes, &mut out[at..], self.element.size),
+                None => {
+                    result = self.piece(&part).read(&dims, part.offset, &mut out[at..], lines);
+                }
             }
-            let reader = Reader { files: source.files, piece: &part, element };
-            let read = reader.read(&dims, part.offset, &mut out[at..], scratch);
-            result = read.map_err(|error| (part.file, error));
-        }
-    });
-    result
+        });
+        result
+    }
+
+    /// The bytes of the elements of a range, if they lie in a file one behind the other as they do in the tensor.
+    pub(super) fn run_of(&self, range: &Range<u64>) -> Option<Region> {
+        let strides = row_major(self.shape)?;
+        self.pieces.iter().find_map(|piece| {
+            let first = flat_index(&piece.extent.offsets, &strides);
+            let end = first + piece.extent.numel();
+            let is_run = first <= range.start
+                && range.end <= end
+                && is_dense(&Dim::of(piece, &strides))
+                && !self.element.is_swapped(piece.byte_order);
+            let size = self.element.size as u64;
+            let offset = piece.offset + (range.start - first.min(range.start)) * size;
+            let len = (range.end - range.start) * size;
+            is_run.then_some(Region { file: piece.file, offset, len })
+        })
+    }
+
+    /// Maps what a range takes of the pieces, where that is long and mostly wanted.
+    pub(super) fn maps(&self, range: &Range<u64>) -> Maps {
+        let size = self.element.size as u64;
+        let is_long = |piece: &&Piece| piece.extent.numel() * size >= LEAST_MAPPED;
+        let spans = self.pieces.iter().filter(is_long).filter_map(|piece| {
+            let (mut first, mut end, mut wanted) = (u64::MAX, 0, 0);
+            boxes_of_range(self.shape, range.start, range.end, &mut |extent, _| {
+                if let Some(part) = piece.clip(&extent, size) {
+                    let dims = part.extent.sizes.iter().zip(&part.strides);
+                    let last: u64 = dims.map(|(size, stride)| (size - 1) * stride).sum();
+                    first = first.min(part.offset);
+                    end = end.max(part.offset + (last + 1) * size);
+                    wanted += part.extent.numel() * size;
+                }
+            });
+            let len = end.checked_sub(first)?;
+            let is_worth_while =
+                len <= DENSITY as u64 * wanted && !self.element.is_swapped(piece.byte_order);
+            is_worth_while.then_some(Region { file: piece.file, offset: first, len })
+        });
+        Maps::of(self.files, spans)
+    }
+
+    /// Calls `each` with every part of a piece inside a range, and the strides of the tensor.
+    fn each_part(&self, range: Range<u64>, mut each: impl FnMut(Piece, &[u64])) {
+        let strides = row_major(self.shape).unwrap_or_default();
+        boxes_of_range(self.shape, range.start, range.end, &mut |extent, _| {
+            for piece in self.pieces {
+                if let Some(part) = piece.clip(&extent, self.element.size as u64) {
+                    each(part, &strides);
+                }
+            }
+        });
+    }
+
+    fn piece<'p>(&'p self, piece: &'p Piece) -> PieceReader<'p> {
+        PieceReader { files: self.files, piece, element: self.element }
+    }
+
+    /// Number of elements that fit.
+    fn elements(&self, out: &[u8]) -> u64 {
+        (out.len() / self.element.size) as u64
+    }
+
+    /// Byte offset of a part in a block that begins with the element `start`.
+    fn offset_in_block(&self, part: &Piece, strides: &[u64], start: u64) -> usize {
+        index((flat_index(&part.extent.offsets, strides) - start) * self.element.size as u64)
+    }
 }
 
-/// Where the elements of a range lie in a file one behind the other as they do in the tensor, if they do.
-pub(super) fn run_of(
-    shape: &[u64],
-    pieces: &[Piece],
-    element: Element,
-    range: &Range<u64>,
-) -> Option<Region> {
-    let strides = row_major(shape)?;
-    pieces.iter().find_map(|piece| {
-        let extent = &piece.extent;
-        let first: u64 = extent.offsets.iter().zip(&strides).map(|(o, s)| o * s).sum();
-        let end = first + extent.sizes.iter().product::<u64>();
-        let is_run = first <= range.start
-            && range.end <= end
-            && is_dense(&Dim::of(piece, &strides))
-            && !element.is_swapped(piece.byte_order);
-        let size = element.size as u64;
-        let offset = piece.offset + (range.start - first.min(range.start)) * size;
-        is_run.then_some(Region { file: piece.file, offset, len: (range.end - range.start) * size })
-    })
+fn flat_index(offsets: &[u64], strides: &[u64]) -> u64 {
+    offsets.iter().zip(strides).map(|(offset, stride)| offset * stride).sum()
 }
 
 /// A range of a tensor as it lies in the files, for tensors with rows across the file: there a block is many short reads,
@@ -106,148 +153,65 @@ pub(super) const LINE: u64 = 8 << 10;
 
 impl Band {
     /// Reads the elements of a range.
-    ///
-    /// # Errors
-    /// As for [`gather`].
     pub(super) fn fill(
         &mut self,
-        files: &FileSet,
-        shape: &[u64],
-        pieces: &[Piece],
-        element: Element,
+        copy: &CopyReader<'_>,
         range: Range<u64>,
-    ) -> Result<(), (FileId, io::Error)> {
+    ) -> Result<(), ReadError> {
         self.pieces.clear();
+        let size = copy.element.size;
         let mut used = 0;
-        let strides = row_major(shape).unwrap_or_default();
         let mut result = Ok(());
-        boxes_of_range(shape, range.start, range.end, &mut |extent, _| {
-            for piece in pieces {
-                if result.is_err() {
-                    return;
-                }
-                let Some(mut part) = piece.clip(&extent, element.size as u64) else { continue };
-                let dims = Dim::of(&part, &strides);
-                // Short lines beside one another are one read, however many; long ones are read one by one, as the
-                // gaps between them are worth more.
-                let line = span(&dims[dims.len().saturating_sub(1)..]) * element.size;
-                let most = if line < PADDED { usize::MAX } else { line.max(index(LINE)) };
-                let reads = Reads::new(&dims, element.size, most);
-                let end = used + reads.bytes();
-                self.bytes.resize(self.bytes.len().max(end), 0);
-                let reader = Reader { files, piece: &part, element };
-                let fetched = reader.fetch(&reads, part.offset, &mut self.bytes[used..end]);
-                result = fetched.map_err(|error| (part.file, error));
-                for dim in reads.packed() {
-                    part.strides[dim.axis] = dim.from as u64;
-                }
-                part.offset = used as u64;
-                self.pieces.push(part);
-                used = end;
+        copy.each_part(range, |mut part, strides| {
+            if result.is_err() {
+                return;
             }
+            let dims = Dim::of(&part, strides);
+            // Short lines beside one another are one read, however many; long ones are read one by one, as the gaps
+            // between them are worth more.
+            let line = span(&dims[dims.len().saturating_sub(1)..]) * size;
+            let most = if line < PADDED { usize::MAX } else { line.max(index(LINE)) };
+            let reads = Reads::new(&dims, size, most);
+            let end = used + reads.bytes();
+            self.bytes.resize(self.bytes.len().max(end), 0);
+            result = copy.piece(&part).fetch(&reads, part.offset, &mut self.bytes[used..end]);
+            for dim in reads.packed() {
+                part.strides[dim.axis] = dim.from as u64;
+            }
+            part.offset = used as u64;
+            self.pieces.push(part);
+            used = end;
         });
         result
     }
 
-    /// Fills `out` as [`gather`] does; the elements are within the range that was read.
-    pub(super) fn gather(&self, shape: &[u64], element: Element, start: u64, out: &mut [u8]) {
-        let end = start + (out.len() / element.size) as u64;
-        let strides = row_major(shape).unwrap_or_default();
-        boxes_of_range(shape, start, end, &mut |extent, _| {
-            for piece in &self.pieces {
-                let Some(part) = piece.clip(&extent, element.size as u64) else { continue };
-                let first: u64 = part.extent.offsets.iter().zip(&strides).map(|(o, s)| o * s).sum();
-                let to = index((first - start) * element.size as u64);
-                let from = &self.bytes[index(part.offset)..];
-                scatter(&Dim::of(&part, &strides), from, &mut out[to..], element.size);
-            }
+    /// Fills `out` as [`CopyReader::read`] does; the elements are within the range that was read.
+    pub(super) fn read(&self, copy: &CopyReader<'_>, start: u64, out: &mut [u8]) {
+        let copy = CopyReader { pieces: &self.pieces, ..*copy };
+        copy.each_part(start..start + copy.elements(out), |part, strides| {
+            let to = copy.offset_in_block(&part, strides, start);
+            let from = &self.bytes[index(part.offset)..];
+            scatter(&Dim::of(&part, strides), from, &mut out[to..], copy.element.size);
         });
     }
 }
 
-/// Where the bytes of a tensor come from.
-pub(super) struct Source<'a> {
-    pub files: &'a FileSet,
-    /// What need not be read.
-    pub maps: &'a Maps,
-}
-
-/// What the copies need to know of an element.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Element {
-    /// Bytes of one.
-    pub size: usize,
-    /// Bytes that change places in a big-endian file.
-    pub swap_unit: usize,
-}
-
-impl Element {
-    /// Whether its bytes are in another order than in a block.
-    pub(super) fn is_swapped(self, order: ByteOrder) -> bool {
-        order == ByteOrder::Big && self.swap_unit > 1
-    }
-}
-
-/// A dimension of a box: how often, how far apart in the file, how far apart in the block (in elements).
-#[derive(Debug, Clone, Copy)]
-struct Dim {
-    size: usize,
-    from: usize,
-    to: usize,
-    /// Its number in the tensor.
-    axis: usize,
-}
-
-impl Dim {
-    /// The dimensions in the order of the file, the one with the largest stride first.
-    fn of(piece: &Piece, strides: &[u64]) -> Vec<Self> {
-        let sizes = piece.extent.sizes.iter();
-        let mut dims: Vec<Self> = sizes
-            .zip(&piece.strides)
-            .zip(strides)
-            .enumerate()
-            .filter(|(_, ((size, _), _))| **size > 1)
-            .map(|(axis, ((&size, &from), &to))| Self {
-                size: index(size),
-                from: index(from),
-                to: index(to),
-                axis,
-            })
-            .collect();
-        dims.sort_by(|one, other| other.from.cmp(&one.from).then(other.to.cmp(&one.to)));
-        dims
-    }
-}
-
-/// Elements from the first to the last of a box, those between included.
-fn span(dims: &[Dim]) -> usize {
-    1 + dims.iter().map(|dim| (dim.size - 1) * dim.from).sum::<usize>()
-}
-
-fn count(dims: &[Dim]) -> usize {
-    dims.iter().map(|dim| dim.size).product()
-}
-
-/// Whether elements that follow each other in the file do so in the block.
-fn is_dense(dims: &[Dim]) -> bool {
-    span(dims) == count(dims) && dims.iter().all(|dim| dim.from == dim.to)
-}
-
-struct Reader<'a> {
-    files: &'a FileSet,
+/// A box of a copy, which lies in one file.
+struct PieceReader<'a> {
+    files: SideFiles<'a>,
     piece: &'a Piece,
     element: Element,
 }
 
-impl Reader<'_> {
+impl PieceReader<'_> {
     /// Reads a box that starts at byte `offset` of the file to where it belongs in `out`.
     fn read(
         &self,
         dims: &[Dim],
         offset: u64,
         out: &mut [u8],
-        scratch: &mut Vec<u8>,
-    ) -> io::Result<()> {
+        lines: &mut Vec<u8>,
+    ) -> Result<(), ReadError> {
         let size = self.element.size;
         if is_dense(dims) {
             return self.read_run(offset, &mut out[..span(dims) * size]);
@@ -255,52 +219,51 @@ impl Reader<'_> {
         let reads = Reads::new(dims, size, READ);
         if reads.cut == dims.len() || (reads.bytes() > SCRATCH && reads.count() > 1) {
             // A single line that is longer than a read, or more lines than there is room for.
-            return self.read_in_parts(dims[0], &dims[1..], offset, out, scratch);
+            return self.read_in_parts(dims, offset, out, lines);
         }
-        scratch.resize(scratch.len().max(reads.bytes()), 0);
-        self.fetch(&reads, offset, scratch)?;
-        scatter(&reads.packed(), &scratch[..reads.bytes()], out, size);
+        lines.resize(lines.len().max(reads.bytes()), 0);
+        self.fetch(&reads, offset, lines)?;
+        scatter(&reads.packed(), &lines[..reads.bytes()], out, size);
         Ok(())
     }
 
     /// Reads a box in several parts along its outermost dimension.
     fn read_in_parts(
         &self,
-        split: Dim,
-        rest: &[Dim],
+        dims: &[Dim],
         offset: u64,
         out: &mut [u8],
-        scratch: &mut Vec<u8>,
-    ) -> io::Result<()> {
+        lines: &mut Vec<u8>,
+    ) -> Result<(), ReadError> {
         let size = self.element.size;
+        let split = dims[0];
         let step = (split.size / 2).max(1);
-        let mut dims = vec![split];
-        dims.extend_from_slice(rest);
+        let mut dims = dims.to_vec();
         for start in (0..split.size).step_by(step) {
             dims[0].size = step.min(split.size - start);
             let offset = offset + (start * split.from * size) as u64;
             let parts = if dims[0].size == 1 { &dims[1..] } else { &dims[..] };
-            self.read(parts, offset, &mut out[start * split.to * size..], scratch)?;
+            self.read(parts, offset, &mut out[start * split.to * size..], lines)?;
         }
         Ok(())
     }
 
     /// Carries reads out, one behind the other in `target`.
-    fn fetch(&self, reads: &Reads<'_>, offset: u64, target: &mut [u8]) -> io::Result<()> {
+    fn fetch(&self, reads: &Reads<'_>, offset: u64, target: &mut [u8]) -> Result<(), ReadError> {
         let size = self.element.size;
-        let mut window = Window::new(self, reads, offset);
+        let mut map = MovingMap::new(self, reads, offset);
         for read in 0..reads.count() {
             let offset = offset + (reads.start(read) * size) as u64;
             let line = &mut target[read * reads.stride * size..][..reads.len * size];
-            match window.bytes(offset, line.len())? {
+            match map.bytes(offset, line.len())? {
                 Some(bytes) => line.copy_from_slice(bytes),
                 None => self.read_run(offset, line)?,
             }
         }
-        window.close()
+        map.check()
     }
 
-    fn read_run(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+    fn read_run(&self, offset: u64, target: &mut [u8]) -> Result<(), ReadError> {
         self.files.read_exact_at(self.piece.file, target, offset)?;
         to_little_endian(target, self.piece.byte_order, self.element);
         Ok(())
@@ -308,22 +271,22 @@ impl Reader<'_> {
 }
 
 /// A part of a file in memory that follows short reads as they go on.
-struct Window<'a> {
-    files: &'a FileSet,
+struct MovingMap<'a> {
+    files: SideFiles<'a>,
     file: FileId,
-    /// Where the reads end, or 0 where they are not short or need more than a copy.
+    /// End of the reads in the file, or 0 where they are not short or need more than a copy.
     end: u64,
-    /// Where it ends, whether it could be had or not.
+    /// End of the map in the file, whether it could be had or not.
     seen: u64,
     maps: Maps,
 }
 
-impl<'a> Window<'a> {
+impl<'a> MovingMap<'a> {
     /// Bytes of a read from which on the call costs little beside the copy.
     const LONG: usize = 64 << 10;
 
-    fn new(reader: &Reader<'a>, reads: &Reads<'_>, offset: u64) -> Self {
-        let Reader { files, piece, element } = *reader;
+    fn new(reader: &PieceReader<'a>, reads: &Reads<'_>, offset: u64) -> Self {
+        let PieceReader { files, piece, element } = *reader;
         let is_worth_while = reads.count() > 1
             && reads.len * reads.size < Self::LONG
             && !element.is_swapped(piece.byte_order);
@@ -333,24 +296,24 @@ impl<'a> Window<'a> {
     }
 
     /// The bytes of a read, unless it is better carried out.
-    fn bytes(&mut self, offset: u64, len: usize) -> io::Result<Option<&[u8]>> {
+    fn bytes(&mut self, offset: u64, len: usize) -> Result<Option<&[u8]>, ReadError> {
         let wanted = Region { file: self.file, offset, len: len as u64 };
         if self.seen < offset + wanted.len && offset < self.end {
-            self.close()?;
+            self.check()?;
             let ahead = Region { len: MAPPED.min(self.end - offset), ..wanted };
             self.seen = offset + ahead.len;
-            self.maps = Maps::one(self.files, ahead);
+            self.maps = Maps::of(self.files, [ahead]);
         }
         Ok(self.maps.bytes(wanted))
     }
 
-    /// Whether the file still had what was copied.
-    fn close(&self) -> io::Result<()> {
-        self.maps.check(self.files).map_err(|(_, error)| error)
+    /// Checks that the file still had what was copied.
+    fn check(&self) -> Result<(), ReadError> {
+        self.maps.check(self.files)
     }
 }
 
-/// How a box is read: all of its inner dimensions at once, for every index of the outer ones.
+/// The reads of a box: all of its inner dimensions at once, for every index of the outer ones.
 struct Reads<'a> {
     dims: &'a [Dim],
     /// Number of outer dimensions.
@@ -376,12 +339,12 @@ impl<'a> Reads<'a> {
         Self { dims, cut, len, stride: len + padding, size }
     }
 
-    /// How many.
+    /// Number of reads.
     fn count(&self) -> usize {
         count(&self.dims[..self.cut])
     }
 
-    /// Where one of them starts in the box, in elements.
+    /// The start of one of them in the box, in elements.
     fn start(&self, mut read: usize) -> usize {
         let mut start = 0;
         for dim in self.dims[..self.cut].iter().rev() {
@@ -406,72 +369,4 @@ impl<'a> Reads<'a> {
         }
         packed
     }
-}
-
-/// Copies a box from the layout of the scratch to that of the block.
-fn scatter(dims: &[Dim], from: &[u8], to: &mut [u8], size: usize) {
-    match size {
-        1 => scatter_elements::<1>(dims, from, to),
-        2 => scatter_elements::<2>(dims, from, to),
-        4 => scatter_elements::<4>(dims, from, to),
-        8 => scatter_elements::<8>(dims, from, to),
-        _ => scatter_elements::<16>(dims, from, to),
-    }
-}
-
-fn scatter_elements<const N: usize>(dims: &[Dim], from: &[u8], to: &mut [u8]) {
-    let runs = dims.iter().position(|dim| dim.from == 1 && dim.to == 1);
-    let across = dims.iter().position(|dim| dim.to == 1);
-    let along = dims.iter().position(|dim| dim.from == 1);
-    let without = |taken: &[usize]| -> Vec<Dim> {
-        let kept = |&(index, _): &(usize, &Dim)| !taken.contains(&index);
-        dims.iter().enumerate().filter(kept).map(|(_, dim)| *dim).collect()
-    };
-    match (runs, across, along) {
-        (Some(run), _, _) => {
-            let len = dims[run].size * N;
-            each_offset(&without(&[run]), &mut |source, target| {
-                let (source, target) = (source * N, target * N);
-                to[target..target + len].copy_from_slice(&from[source..source + len]);
-            });
-        }
-        (None, Some(across), Some(along)) => {
-            let (across_dim, along_dim) = (dims[across], dims[along]);
-            let sizes = [along_dim.size, across_dim.size];
-            each_offset(&without(&[across, along]), &mut |source, target| {
-                let from = (&from[source * N..], across_dim.from);
-                transpose::<N>(sizes, from, (&mut to[target * N..], along_dim.to));
-            });
-        }
-        _ => each_offset(dims, &mut |source, target| {
-            let (source, target) = (source * N, target * N);
-            to[target..target + N].copy_from_slice(&from[source..source + N]);
-        }),
-    }
-}
-
-/// Calls `each` with the place in the scratch and in the block of every index of these dimensions, in elements.
-fn each_offset(dims: &[Dim], each: &mut impl FnMut(usize, usize)) {
-    fn walk(dims: &[Dim], from: usize, to: usize, each: &mut impl FnMut(usize, usize)) {
-        match dims.split_first() {
-            None => each(from, to),
-            Some((dim, inner)) => {
-                for step in 0..dim.size {
-                    walk(inner, from + step * dim.from, to + step * dim.to, each);
-                }
-            }
-        }
-    }
-    walk(dims, 0, 0, each);
-}
-
-fn to_little_endian(bytes: &mut [u8], order: ByteOrder, element: Element) {
-    if element.is_swapped(order) {
-        bytes.chunks_exact_mut(element.swap_unit).for_each(<[u8]>::reverse);
-    }
-}
-
-/// An offset inside a block. Blocks are a few mebibytes, so it fits where the block itself fits.
-fn index(offset: u64) -> usize {
-    usize::try_from(offset).unwrap_or(usize::MAX)
 }

@@ -9,37 +9,37 @@
 //! rows across the file; besides, pages of the files that are looked at, which the system may take back.
 
 mod copies;
-mod findings;
 mod gather;
-mod job;
-mod maps;
 pub mod metrics;
-mod survey;
+mod pass;
+mod self_check;
+mod side_files;
+mod side_reader;
+mod strided;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
 use rayon::prelude::*;
 
 use crate::base::dtype::Dtype;
 use crate::base::side::Side;
-use crate::kernel::Stats;
+use crate::kernel::{ExactSums, Stats, compare_block};
 use crate::names::Name;
 use crate::pairing::Pair;
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge};
 
-use job::{Job, Unit, UnitResult, unit_bytes};
+use pass::{PassTotals, TensorPass, bytes, unit_bytes};
+use side_files::SideFiles;
+use side_reader::{SideReader, unflattened};
 
-pub use survey::{bytes_to_survey, survey};
+pub use self_check::{TensorCheck, bytes_to_self_check, self_check};
+pub use side_files::ReadError;
 
-/// Units whose results are held at a time.
-const WAVE: usize = 2048;
-
-/// What is known of one pair.
+/// The comparison of one pair.
 #[derive(Debug)]
 pub struct TensorComparison {
     /// The canonical name.
@@ -50,8 +50,7 @@ pub struct TensorComparison {
     pub shapes: [Vec<u64>; 2],
     /// What came of it.
     pub outcome: Outcome,
-    /// The element with the largest difference, or else the first one that differs; in a survey the first one that is
-    /// not finite.
+    /// The element with the largest difference, or else the first one that differs.
     pub example: Option<Example>,
     /// `1 - cos` from exact sums, where the statistics do not tell it well enough and it was asked for.
     pub one_minus_cos: Option<f64>,
@@ -63,7 +62,7 @@ pub struct TensorComparison {
     pub tied_side: Option<Side>,
 }
 
-/// What came of comparing one pair.
+/// The outcome of comparing one pair.
 #[derive(Debug)]
 pub enum Outcome {
     /// Both sides were read.
@@ -72,17 +71,6 @@ pub enum Outcome {
     ShapeDiffers,
     /// One side cannot be read.
     Unreadable(ReadError),
-}
-
-/// A file that cannot be read.
-#[derive(Debug)]
-pub struct ReadError {
-    /// The side that it is on.
-    pub side: Side,
-    /// The file.
-    pub file: PathBuf,
-    /// What the system said.
-    pub message: String,
 }
 
 /// One element of both sides.
@@ -130,58 +118,25 @@ pub fn compare(
     exact_one_minus_cos: bool,
     done: &AtomicU64,
 ) -> Vec<TensorComparison> {
-    let unit_bytes = unit_bytes(pairs);
-    let jobs: Vec<Job<'_>> = pairs.iter().map(|pair| Job::new(pair, files, unit_bytes)).collect();
-    run_all(&jobs, files, exact_one_minus_cos, done)
-}
-
-fn run_all(
-    jobs: &[Job<'_>],
-    files: [&FileSet; 2],
-    exact_one_minus_cos: bool,
-    done: &AtomicU64,
-) -> Vec<TensorComparison> {
-    let mut results: Vec<Folded> = jobs.iter().map(|_| Folded::default()).collect();
-    let mut units = jobs.iter().enumerate().flat_map(|(index, job)| job.units(index));
-    loop {
-        let wave: Vec<Unit> = units.by_ref().take(WAVE).collect();
-        if wave.is_empty() {
-            break;
-        }
-        // Threads that take the next unit in turn, for the sake of read-ahead, instead of a part of the wave each: no
-        // faster, neither from the page cache nor from a disk.
-        let run = |unit: &Unit| jobs[unit.job].run(*unit, files, done);
-        let found: Vec<UnitResult> = wave.par_iter().with_max_len(1).map(run).collect();
-        for (unit, found) in wave.iter().zip(found) {
-            results[unit.job].fold(found);
-        }
-    }
-    let finish = |(index, (job, mut folded)): (usize, (&Job<'_>, Folded))| {
-        let is_known = folded.stats.one_minus_cos_error().is_none_or(|error| error <= ANGLE_ERROR);
-        if exact_one_minus_cos && !is_known && folded.error.is_none() {
-            match job.exact_sums(index, files) {
-                Ok(sums) => folded.one_minus_cos = sums.one_minus_cos(),
-                Err(error) => folded.error = Some(error),
-            }
-        }
-        let replicas = job.replica_differences(&mut folded, files);
-        job.comparison(folded, replicas, files)
-    };
-    jobs.iter().zip(results).enumerate().map(finish).collect()
+    let unit_bytes = unit_bytes(bytes_to_compare(pairs) / 2);
+    let reader = |side, tensor| SideReader::merging(SideFiles { side, files: files[side] }, tensor);
+    let passes = pairs.iter().map(|Pair { sides: [a, b], .. }| {
+        TensorPass::new([reader(Side::A, a), reader(Side::B, b)], unit_bytes)
+    });
+    let passes: Vec<TensorPass<'_, 2>> = passes.collect();
+    let totals = pass::run_all(&passes, |[a, b], first| compare_block(a, b, first), done);
+    let finish = |((pair, pass), totals)| comparison(pair, pass, totals, exact_one_minus_cos);
+    pairs.iter().zip(&passes).zip(totals).map(finish).collect()
 }
 
 /// The relative error of `1 - cos` above which a tensor is read a second time.
 pub const ANGLE_ERROR: f64 = 1e-12;
 
-/// Bytes that [`compare`] will count.
+/// Number of bytes that [`compare`] will count.
 #[must_use]
 pub fn bytes_to_compare(pairs: &[Pair]) -> u64 {
     let comparable = pairs.iter().filter(|pair| pair.is_comparable());
     comparable.flat_map(|pair| pair.sides.iter().map(bytes)).fold(0, u64::saturating_add)
-}
-
-fn bytes(tensor: &LogicalTensor) -> u64 {
-    tensor.numel().saturating_mul(tensor.dtype().size())
 }
 
 impl Pair {
@@ -190,22 +145,67 @@ impl Pair {
     }
 }
 
-#[derive(Default)]
-struct Folded {
-    stats: Stats,
-    replicas: BTreeSet<(Side, usize)>,
-    /// From exact sums, where those of `stats` do not tell it.
-    one_minus_cos: Option<f64>,
-    error: Option<ReadError>,
-}
-
-impl Folded {
-    /// Units come in block order.
-    fn fold(&mut self, unit: UnitResult) {
-        unit.blocks.iter().for_each(|block| self.stats.merge(block));
-        self.replicas.extend(unit.replicas);
-        if self.error.is_none() {
-            self.error = unit.error;
+fn comparison(
+    pair: &Pair,
+    pass: &TensorPass<'_, 2>,
+    totals: PassTotals<2>,
+    exact_one_minus_cos: bool,
+) -> TensorComparison {
+    let PassTotals { stats, differing, mut error } = totals;
+    let mut one_minus_cos = None;
+    let is_known = stats.one_minus_cos_error().is_none_or(|error| error <= ANGLE_ERROR);
+    if exact_one_minus_cos && !is_known && error.is_none() {
+        match exact_sums(pass) {
+            Ok(sums) => one_minus_cos = sums.one_minus_cos(),
+            Err(cause) => error = Some(cause),
         }
     }
+    let mut replicas = Vec::new();
+    for (side, differing) in pass.sides.iter().zip(&differing) {
+        match side.differences(differing) {
+            Ok(differences) => replicas.extend(differences),
+            Err(cause) => error = Some(cause),
+        }
+    }
+    let outcome = match error {
+        Some(error) => Outcome::Unreadable(error),
+        None if !pair.is_comparable() => Outcome::ShapeDiffers,
+        None => Outcome::Compared(stats),
+    };
+    let example = match outcome {
+        Outcome::Compared(stats) => stats.max_abs_index().or(stats.first_differing()),
+        Outcome::ShapeDiffers | Outcome::Unreadable(_) => None,
+    };
+    TensorComparison {
+        name: pair.name.clone(),
+        dtypes: pair.sides.each_ref().map(LogicalTensor::dtype),
+        shapes: pair.sides.each_ref().map(|side| side.shape().to_vec()),
+        outcome,
+        example: example.and_then(|at| self::example(pass, at)),
+        one_minus_cos,
+        replicas,
+        rows_left_out: pair.rows_left_out,
+        tied_side: pair.tied_side,
+    }
+}
+
+/// Reads the pair once more for its exact sums, which do not depend on the order of units.
+fn exact_sums(pass: &TensorPass<'_, 2>) -> Result<ExactSums, ReadError> {
+    let units: Vec<Range<u64>> = pass.units().collect();
+    let of_unit = |unit: &Range<u64>| {
+        let mut sums = ExactSums::default();
+        pass.each_block(unit, &mut Default::default(), |[a, b], _| sums.add_block(a, b))?;
+        Ok(sums)
+    };
+    units.par_iter().map(of_unit).try_reduce(ExactSums::default, |mut sums, more| {
+        sums.merge(&more);
+        Ok(sums)
+    })
+}
+
+/// Reads one element of both sides; `None` where the files are gone by now.
+fn example(pass: &TensorPass<'_, 2>, at: u64) -> Option<Example> {
+    let [a, b] = &pass.sides;
+    let index = unflattened(at, a.tensor().shape());
+    Some(Example { index, values: [a.value_text(at)?, b.value_text(at)?] })
 }

@@ -8,8 +8,9 @@ use std::sync::atomic::AtomicU64;
 use ndarray::{ArrayD, Axis, IxDyn, Slice};
 use tempfile::NamedTempFile;
 
-use super::gather::{Band, Element, Source, gather};
-use super::maps::Maps;
+use super::gather::{Band, CopyReader};
+use super::side_files::{Maps, SideFiles};
+use super::strided::Element;
 use super::{Outcome, TensorComparison, compare};
 use crate::base::dtype::Dtype;
 use crate::base::side::Side;
@@ -45,6 +46,11 @@ fn disk(bytes: Vec<u8>) -> Disk {
 }
 
 impl Disk {
+    fn copy<'a>(&'a self, shape: &'a [u64], pieces: &'a [Piece], dtype: Dtype) -> CopyReader<'a> {
+        let files = SideFiles { side: Side::B, files: &self.files };
+        CopyReader { files, shape, pieces, element: Element::of(dtype) }
+    }
+
     /// The little-endian bytes of these elements.
     fn elements(&self, places: impl Iterator<Item = ElementPlace>, dtype: Dtype) -> Vec<u8> {
         let Element { size, swap_unit } = Element::of(dtype);
@@ -64,25 +70,20 @@ impl Disk {
     fn check(&self, model: &ElementModel, start: usize, len: usize, context: &str) {
         let dtype = model.tensor.dtype();
         let read = |pieces: &[Piece], out: &mut [u8]| {
-            let element = Element::of(dtype);
-            let shape = model.tensor.shape();
-            let mut scratch = vec![0xee; 3];
+            let copy = self.copy(model.tensor.shape(), pieces, dtype);
+            let mut lines = vec![0xee; 3];
             let (mut from_maps, mut from_band) = (out.to_vec(), out.to_vec());
             let wanted = start as u64..(start + len) as u64;
-            for (maps, out) in [
-                (Maps::default(), &mut *out),
-                (Maps::of(&self.files, shape, pieces, element, &wanted), &mut from_maps),
-            ] {
-                let source = Source { files: &self.files, maps: &maps };
-                gather(&source, shape, pieces, element, wanted.start, out, &mut scratch).unwrap();
-                maps.check(&self.files).unwrap();
+            for (maps, out) in [(Maps::default(), &mut *out), (copy.maps(&wanted), &mut from_maps)]
+            {
+                copy.read(&maps, wanted.start, out, &mut lines).unwrap();
+                maps.check(copy.files).unwrap();
             }
             assert!(out == from_maps, "{context}: {wanted:?}, from maps");
             let range = start.saturating_sub(37)..(start + len + 41).min(model.places.len());
             let mut band = Band::default();
-            let range = range.start as u64..range.end as u64;
-            band.fill(&self.files, shape, pieces, element, range).unwrap();
-            band.gather(shape, element, start as u64, &mut from_band);
+            band.fill(&copy, range.start as u64..range.end as u64).unwrap();
+            band.read(&copy, start as u64, &mut from_band);
             assert!(out == from_band, "{context}: {start}..{}, from a band", start + len);
         };
         let expected = |places: &ArrayD<ElementPlace>| {
@@ -354,15 +355,16 @@ fn a_file_that_shrinks_while_it_is_looked_at_is_an_error() {
         StoredTensor::contiguous(dtype, vec![1 << 20], disk.region, ByteOrder::Little).unwrap();
     let tensor = LogicalTensor::from_stored(&stored, "weight");
     let range = 0..tensor.numel();
-    let (shape, pieces) = (tensor.shape(), tensor.pieces());
-    let maps = || Maps::of(&disk.files, shape, pieces, Element::of(dtype), &range);
+    let copy = disk.copy(tensor.shape(), tensor.pieces(), dtype);
+    let maps = || copy.maps(&range);
     // A system that is slow at times maps it sooner or later; one that never does cannot lose it.
     let mut tries = std::iter::repeat_with(maps).take(1000);
     let Some(maps) = tries.find(|maps| maps.bytes(disk.region).is_some()) else { return };
     assert!(maps.bytes(disk.region).unwrap() == disk.bytes);
-    assert!(maps.check(&disk.files).is_ok());
+    assert!(maps.check(copy.files).is_ok());
     disk.file.as_file().set_len(1 << 20).unwrap();
     assert!(maps.bytes(disk.region).unwrap().ends_with(&[0; 1 << 20]));
-    let (file, error) = maps.check(&disk.files).unwrap_err();
-    assert_eq!((file, error.kind()), (disk.region.file, std::io::ErrorKind::UnexpectedEof));
+    let error = maps.check(copy.files).unwrap_err();
+    assert_eq!((error.side, error.file.as_path()), (Side::B, disk.file.path()));
+    assert_eq!(error.message, "failed to fill whole buffer");
 }

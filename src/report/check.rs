@@ -7,68 +7,61 @@ use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
 use serde_json::{Map, Value, json};
 
-use crate::catalog::{Origin, Problem, Tied};
-use crate::compare::{Outcome, ReadError, ReplicaDifference, TensorComparison};
-use crate::judge::verdict::Verdict;
+use crate::catalog::{Problem, Tied};
+use crate::compare::{ReplicaDifference, TensorCheck};
+use crate::judge::verdict::Soundness;
 use crate::kernel::Stats;
 use crate::names::{Name, printable};
 
 use super::json::Escaping;
 use super::units::{bytes, counted, grouped, scientific, shape};
-use super::{Style, origin_text};
+use super::{CheckpointReport, Screen, Style};
 
-/// All that a check may tell.
+/// The report on a self-check.
 #[derive(Debug)]
 pub struct CheckReport {
-    /// Where the checkpoint comes from.
-    pub origin: Origin,
-    /// What the user should know.
-    pub notes: Vec<String>,
-    /// What could not be read.
-    pub problems: Vec<Problem>,
+    /// The checkpoint.
+    pub checkpoint: CheckpointReport,
     /// Every tensor held against its own copies.
-    pub tensors: Vec<TensorComparison>,
+    pub tensors: Vec<TensorCheck>,
     /// Further copies of parts of tensors, all of which were read.
     pub copies: usize,
     /// Parameters that share the values of another one.
     pub tied: BTreeMap<Name, Tied>,
-    /// Files and bytes that belong to nothing.
+    /// Unreferenced files and bytes.
     pub leftovers: Vec<Problem>,
-    /// What it comes to.
-    pub verdict: Verdict,
+    /// The verdict on it all.
+    pub soundness: Soundness,
 }
 
 impl CheckReport {
-    /// Tensors whose files cannot be read.
-    pub fn unreadable(&self) -> impl Iterator<Item = (&TensorComparison, &ReadError)> {
-        self.tensors.iter().filter_map(|tensor| match &tensor.outcome {
-            Outcome::Unreadable(error) => Some((tensor, error)),
-            Outcome::Compared(_) | Outcome::ShapeDiffers => None,
-        })
+    /// A line for every tensor whose files cannot be read.
+    pub(super) fn unread(&self) -> impl Iterator<Item = String> {
+        let unread = |tensor: &TensorCheck| {
+            let error = tensor.stats.as_ref().err()?;
+            Some(format!("{}: {}: {}", error.file.display(), tensor.name, error.message))
+        };
+        self.tensors.iter().filter_map(unread)
     }
 
-    fn read(&self) -> impl Iterator<Item = (&TensorComparison, &Stats)> {
-        self.tensors.iter().filter_map(|tensor| match &tensor.outcome {
-            Outcome::Compared(stats) => Some((tensor, stats)),
-            Outcome::Unreadable(_) | Outcome::ShapeDiffers => None,
-        })
+    fn read(&self) -> impl Iterator<Item = (&TensorCheck, &Stats)> {
+        self.tensors.iter().filter_map(|tensor| Some((tensor, tensor.stats.as_ref().ok()?)))
     }
 
-    fn not_finite(&self) -> impl Iterator<Item = (&TensorComparison, &Stats)> {
+    fn not_finite(&self) -> impl Iterator<Item = (&TensorCheck, &Stats)> {
         self.read().filter(|(_, stats)| !stats.is_finite())
     }
 
     /// Tensors with copies that should be the same and are not.
-    fn diverged(&self) -> impl Iterator<Item = &TensorComparison> {
-        let has_diverged = |tensor: &&TensorComparison| {
-            tensor.replicas.iter().any(ReplicaDifference::is_divergence)
-        };
+    fn diverged(&self) -> impl Iterator<Item = &TensorCheck> {
+        let has_diverged =
+            |tensor: &&TensorCheck| tensor.replicas.iter().any(ReplicaDifference::is_divergence);
         self.tensors.iter().filter(has_diverged)
     }
 
     /// Tensors of which every rank stores its own part of a sum.
-    fn partial(&self) -> impl Iterator<Item = &TensorComparison> {
-        let is_sum = |tensor: &&TensorComparison| {
+    fn partial(&self) -> impl Iterator<Item = &TensorCheck> {
+        let is_sum = |tensor: &&TensorCheck| {
             !tensor.replicas.is_empty()
                 && !tensor.replicas.iter().any(ReplicaDifference::is_divergence)
         };
@@ -84,56 +77,42 @@ const ROWS: usize = 20;
 /// # Errors
 /// The sink cannot be written to.
 pub fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{}", origin_text(&report.origin))?;
-    for note in &report.notes {
-        writeln!(out, "   {}", style.faint(&printable(note)))?;
-    }
-    let elements: u64 = report.read().map(|(_, stats)| stats.count()).sum();
-    let size: u64 = report
-        .read()
-        .map(|(tensor, stats)| stats.count().saturating_mul(tensor.dtypes[0].size()))
-        .fold(0, u64::saturating_add);
-    writeln!(
-        out,
-        "\nchecked {}, {} elements, {}; {} of parts of them",
-        counted(report.read().count(), "tensor"),
-        grouped(elements),
-        bytes(size),
-        if report.copies == 1 {
-            "1 further copy".to_owned()
-        } else {
-            format!("{} further copies", grouped(report.copies as u64))
-        },
-    )?;
+    let mut screen = Screen { style, rows: ROWS, out };
+    screen.checkpoint(&report.checkpoint)?;
+    writeln!(screen.out, "\n{}", totals(report))?;
     let diverged: Vec<String> = report.diverged().flat_map(diverged_lines).collect();
     let title = format!("copies that disagree: {}", counted(report.diverged().count(), "tensor"));
-    write_list(&title, &diverged, style, out)?;
+    screen.list(&title, &diverged, String::clone)?;
     let partial: Vec<String> = report.partial().flat_map(diverged_lines).collect();
     let title =
         format!("parts of a sum, no copies: {}", counted(report.partial().count(), "tensor"));
-    write_list(&title, &partial, style, out)?;
-    let not_finite: Vec<String> = report.not_finite().map(not_finite_line).collect();
+    screen.list(&title, &partial, String::clone)?;
+    let not_finite: Vec<_> = report.not_finite().collect();
     let title = format!("not finite: {}", counted(not_finite.len(), "tensor"));
-    write_list(&title, &not_finite, style, out)?;
-    let leftovers: Vec<String> = report.leftovers.iter().map(ToString::to_string).collect();
-    let title = format!("belonging to nothing: {}", grouped(leftovers.len() as u64));
-    write_list(&title, &leftovers, style, out)?;
-    writeln!(out, "\n{}", closing(report, style))
+    screen.list(&title, &not_finite, not_finite_line)?;
+    let title = format!("belonging to nothing: {}", grouped(report.leftovers.len() as u64));
+    screen.list(&title, &report.leftovers, ToString::to_string)?;
+    writeln!(screen.out, "\n{}", closing(report, style))
 }
 
-fn write_list(title: &str, lines: &[String], style: Style, out: &mut dyn Write) -> io::Result<()> {
-    if lines.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "\n{}", style.heading(title))?;
-    lines.iter().take(ROWS).try_for_each(|line| writeln!(out, "{line}"))?;
-    if lines.len() > ROWS {
-        writeln!(out, "and {} more", grouped((lines.len() - ROWS) as u64))?;
-    }
-    Ok(())
+fn totals(report: &CheckReport) -> String {
+    let elements: u64 = report.read().map(|(_, stats)| stats.count()).sum();
+    let size =
+        |(tensor, stats): (&TensorCheck, &Stats)| stats.count().saturating_mul(tensor.dtype.size());
+    let copies = if report.copies == 1 {
+        "1 further copy".to_owned()
+    } else {
+        format!("{} further copies", grouped(report.copies as u64))
+    };
+    format!(
+        "checked {}, {} elements, {}; {copies} of parts of them",
+        counted(report.read().count(), "tensor"),
+        grouped(elements),
+        bytes(report.read().map(size).fold(0, u64::saturating_add)),
+    )
 }
 
-fn diverged_lines(tensor: &TensorComparison) -> Vec<String> {
+fn diverged_lines(tensor: &TensorCheck) -> Vec<String> {
     let line = |replica: &ReplicaDifference| {
         let stats = &replica.stats;
         let stored = match replica.stored_name.ends_with(tensor.name.as_str()) {
@@ -146,7 +125,7 @@ fn diverged_lines(tensor: &TensorComparison) -> Vec<String> {
             printable(&replica.copy),
             printable(&replica.first),
             grouped(stats.differing()),
-            shape(&tensor.shapes[0]),
+            shape(&tensor.shape),
             scientific(stats.max_abs()),
             scientific(stats.l2()),
         )
@@ -154,9 +133,9 @@ fn diverged_lines(tensor: &TensorComparison) -> Vec<String> {
     tensor.replicas.iter().map(line).collect()
 }
 
-fn not_finite_line((tensor, stats): (&TensorComparison, &Stats)) -> String {
-    let first = tensor.example.as_ref().map_or_else(String::new, |first| {
-        format!(", the first at {}: {}", shape(&first.index), first.values[0])
+fn not_finite_line((tensor, stats): &(&TensorCheck, &Stats)) -> String {
+    let first = tensor.first_not_finite.as_ref().map_or_else(String::new, |(index, value)| {
+        format!(", the first at {}: {value}", shape(index))
     });
     format!(
         "{}: {} NaN, {} Inf of {}{first}",
@@ -177,20 +156,21 @@ fn closing(report: &CheckReport, style: Style) -> String {
     add(report.diverged().count(), "tensor", "with copies that disagree");
     add(report.not_finite().count(), "tensor", "with NaN or Inf");
     add(report.leftovers.len(), "leftover", "belonging to nothing");
-    match report.verdict {
-        Verdict::Trouble if report.tensors.is_empty() => {
-            format!("{}: nothing to check", style.bad("trouble"))
+    let word = report.soundness.name();
+    match report.soundness {
+        Soundness::Trouble if report.tensors.is_empty() => {
+            format!("{}: nothing to check", style.bad(word))
         }
-        Verdict::Trouble => {
-            let parts = report.problems.len() + report.unreadable().count();
+        Soundness::Trouble => {
+            let parts = report.checkpoint.problems.len() + report.unread().count();
             findings
                 .insert(0, format!("{} could not be read or put together", counted(parts, "part")));
-            format!("{}: {}", style.bad("trouble"), findings.join(", "))
+            format!("{}: {}", style.bad(word), findings.join(", "))
         }
-        Verdict::Different => format!("{}: {}", style.bad("unsound"), findings.join(", ")),
-        Verdict::Identical | Verdict::Equal => {
+        Soundness::Unsound => format!("{}: {}", style.bad(word), findings.join(", ")),
+        Soundness::Sound => {
             let total = counted(report.tensors.len(), "tensor");
-            format!("{}: {total} read, all copies agree, all elements finite", style.good("sound"))
+            format!("{}: {total} read, all copies agree, all elements finite", style.good(word))
         }
     }
 }
@@ -200,8 +180,8 @@ fn closing(report: &CheckReport, style: Style) -> String {
 /// # Errors
 /// The sink cannot be written to.
 pub fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
-    let origin = &report.origin;
-    let copies = |tensor: &TensorComparison| {
+    let CheckpointReport { origin, problems, notes } = &report.checkpoint;
+    let copies = |tensor: &TensorCheck| {
         let copies = tensor.replicas.iter().map(|copy| json_of_copy(tensor, copy));
         (tensor.name.as_str().to_owned(), copies.collect::<Value>())
     };
@@ -210,14 +190,11 @@ pub fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
             "nan": stats.nan()[0],
             "inf": stats.inf()[0],
             "numel": stats.count(),
-            "first_index": tensor.example.as_ref().map(|first| &first.index),
+            "first_index": tensor.first_not_finite.as_ref().map(|(index, _)| index),
         });
         (tensor.name.as_str().to_owned(), counts)
     });
-    let unreadable = report.unreadable().map(|(tensor, error)| {
-        format!("{}: {}: {}", error.file.display(), tensor.name, error.message)
-    });
-    let problems = report.problems.iter().map(ToString::to_string).chain(unreadable);
+    let problems = problems.iter().map(ToString::to_string).chain(report.unread());
     let tied =
         report.tied.iter().map(|(name, tied)| (name.as_str().to_owned(), json!(tied.to.as_str())));
     let whole = json!({
@@ -225,14 +202,10 @@ pub fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
         "format": origin.format,
         "layout": origin.layout,
         "iteration": origin.iteration,
-        "verdict": match report.verdict {
-            Verdict::Identical | Verdict::Equal => "sound",
-            Verdict::Different => "unsound",
-            Verdict::Trouble => "trouble",
-        },
+        "verdict": report.soundness.name(),
         "tensors": report.tensors.len(),
         "copies": report.copies,
-        "notes": report.notes,
+        "notes": notes,
         "problems": problems.collect::<Vec<_>>(),
         "replicas": report.diverged().map(copies).collect::<Map<_, _>>(),
         "partial_sums": report.partial().map(copies).collect::<Map<_, _>>(),
@@ -246,7 +219,7 @@ pub fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)
 }
 
-fn json_of_copy(tensor: &TensorComparison, replica: &ReplicaDifference) -> Value {
+fn json_of_copy(tensor: &TensorCheck, replica: &ReplicaDifference) -> Value {
     let stats = &replica.stats;
     json!({
         "first": replica.first,
@@ -257,6 +230,6 @@ fn json_of_copy(tensor: &TensorComparison, replica: &ReplicaDifference) -> Value
         "l2": stats.l2(),
         "cos": stats.cos(),
         "differing": stats.differing(),
-        "shape": tensor.shapes[0],
+        "shape": tensor.shape,
     })
 }

@@ -1,8 +1,9 @@
-//! A finished comparison -> bytes: one file a form. Nothing here compares or reads.
+//! A finished comparison or check -> bytes: one file a form. Nothing here compares or reads.
 
 pub mod catalog;
 pub mod check;
 pub mod json;
+pub mod problems;
 pub mod progress;
 pub mod screen;
 mod style;
@@ -10,58 +11,93 @@ mod units;
 
 pub use style::Style;
 
-use crate::catalog::{Origin, Problem};
+use std::io::{self, Write};
+
+use crate::catalog::{Catalog, Origin, Problem};
 use crate::compare::TensorComparison;
 use crate::judge::verdict::Verdict;
 use crate::names::{Name, printable};
 
-/// All that a report may tell.
+use units::{counted, grouped};
+
+/// The report on a comparison.
 #[derive(Debug)]
 pub struct Report {
-    /// The sides, `a` first.
-    pub sides: [SideReport; 2],
+    /// The checkpoints, `a` first.
+    pub checkpoints: [CheckpointReport; 2],
+    /// Names that only one side has, for each side.
+    pub only_in: [Vec<Name>; 2],
     /// Every pair, in natural order of the names.
     pub tensors: Vec<TensorComparison>,
-    /// What it comes to.
+    /// The verdict on it all.
     pub verdict: Verdict,
 }
 
-/// What there is to say of one side alone.
+/// The report on one checkpoint alone.
 #[derive(Debug)]
-pub struct SideReport {
-    /// Where it comes from.
+pub struct CheckpointReport {
+    /// The place that it comes from.
     pub origin: Origin,
-    /// What could not be read.
+    /// Files and tensors that could not be read.
     pub problems: Vec<Problem>,
-    /// What the user should know.
+    /// Remarks for the user.
     pub notes: Vec<String>,
-    /// Names that the other side does not have.
-    pub only_here: Vec<Name>,
 }
 
-/// The path of a checkpoint, and below it what it is.
-fn origin_text(origin: &Origin) -> String {
-    let mut parts = vec![origin.format.to_owned()];
-    if !origin.layout.is_empty() {
-        parts.push(origin.layout.clone());
+impl From<Catalog> for CheckpointReport {
+    fn from(Catalog { origin, problems, notes, .. }: Catalog) -> Self {
+        Self { origin, problems, notes }
     }
-    if let Some(iteration) = origin.iteration {
-        parts.push(format!("iteration {iteration}"));
-    }
-    parts.push(units::counted(origin.shards, "shard"));
-    if origin.left_out > 0 {
-        parts.push(format!("{} left out", units::counted(origin.left_out, "buffer")));
-    }
-    let path = origin.resolved.to_string_lossy();
-    format!("{}\n   {}", printable(&path), parts.join(", "))
 }
 
-/// Says on standard error what went wrong, a line for every cause, each with the program's name in front.
-pub fn complain(text: &str) {
-    use std::io::Write;
-    let mut stderr = std::io::stderr().lock();
-    for line in text.lines() {
-        // Where even standard error is gone there is nobody left to tell.
-        let _ = writeln!(stderr, "ckptcmp: {}", crate::names::printable(line));
+/// The terminal, or what stands for it.
+struct Screen<'a> {
+    style: Style,
+    /// Entries of a list before it is cut short.
+    rows: usize,
+    out: &'a mut dyn Write,
+}
+
+impl Screen<'_> {
+    /// Writes the path of a checkpoint, and below it its format, its layout and the notes.
+    fn checkpoint(&mut self, checkpoint: &CheckpointReport) -> io::Result<()> {
+        let origin = &checkpoint.origin;
+        let mut parts = vec![origin.format.to_owned()];
+        if !origin.layout.is_empty() {
+            parts.push(origin.layout.clone());
+        }
+        if let Some(iteration) = origin.iteration {
+            parts.push(format!("iteration {iteration}"));
+        }
+        parts.push(counted(origin.shards, "shard"));
+        if origin.left_out > 0 {
+            parts.push(format!("{} left out", counted(origin.left_out, "buffer")));
+        }
+        let path = origin.resolved.to_string_lossy();
+        writeln!(self.out, "{}\n   {}", printable(&path), parts.join(", "))?;
+        for note in &checkpoint.notes {
+            writeln!(self.out, "   {}", self.style.faint(&printable(note)))?;
+        }
+        Ok(())
+    }
+
+    /// Writes a title and the first entries of a list; nothing where there are none.
+    fn list<T>(
+        &mut self,
+        title: &str,
+        entries: &[T],
+        text: impl Fn(&T) -> String,
+    ) -> io::Result<()> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        writeln!(self.out, "\n{}", self.style.heading(title))?;
+        for entry in entries.iter().take(self.rows) {
+            writeln!(self.out, "{}", text(entry))?;
+        }
+        match entries.len().saturating_sub(self.rows) {
+            0 => Ok(()),
+            more => writeln!(self.out, "and {} more", grouped(more as u64)),
+        }
     }
 }

@@ -1,20 +1,21 @@
-//! The verdict for people: what was compared, what is worst, what is missing, one closing line.
+//! A comparison for people: totals, the worst tensors, what is missing, one closing line.
 //!
 //! Nothing here depends on time or on the number of threads: the same inputs print the same bytes.
 
 use std::cmp::Ordering;
+use std::fmt::Display;
 use std::io::{self, Write};
 
 use crate::base::side::Side;
-use crate::compare::{Outcome, TensorComparison};
-use crate::judge::verdict::{self, Verdict};
+use crate::compare::{Outcome, ReplicaDifference, TensorComparison};
+use crate::judge::verdict::{self, TensorVerdict, Verdict};
 use crate::kernel::Stats;
-use crate::names::{Name, printable};
+use crate::names::printable;
 use crate::tensor::Merge;
 
 use super::catalog::WIDEST;
 use super::units::{bytes, counted, grouped, scientific, shape};
-use super::{Report, Style, origin_text};
+use super::{Report, Screen, Style};
 
 /// Rows of a list before it is cut short.
 const ROWS: usize = 10;
@@ -24,21 +25,25 @@ const ROWS: usize = 10;
 /// # Errors
 /// The sink cannot be written to.
 pub fn write(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    for (name, side) in Side::BOTH.iter().zip(&report.sides) {
-        writeln!(out, "{}  {}", style.heading(&name.to_string()), origin_text(&side.origin))?;
-        for note in &side.notes {
-            writeln!(out, "   {}", style.faint(&printable(note)))?;
-        }
+    let mut screen = Screen { style, rows: ROWS, out };
+    for (side, checkpoint) in Side::BOTH.iter().zip(&report.checkpoints) {
+        write!(screen.out, "{}  ", style.heading(&side.to_string()))?;
+        screen.checkpoint(checkpoint)?;
     }
-    writeln!(out, "\n{}", totals(report))?;
-    write_worst(report, style, out)?;
-    for (name, side) in Side::BOTH.iter().zip(&report.sides) {
-        write_names(&format!("only in {name}"), &side.only_here, style, out)?;
+    writeln!(screen.out, "\n{}", totals(report))?;
+    write_worst(report, &mut screen)?;
+    for (side, names) in Side::BOTH.iter().zip(&report.only_in) {
+        let title = format!("only in {side}: {}", counted(names.len(), "tensor"));
+        screen.list(&title, names, ToString::to_string)?;
     }
-    write_replicas(report, style, out)?;
-    write_non_finite(report, style, out)?;
-    write_remarks(report, out)?;
-    writeln!(out, "\n{}", closing(report, style))
+    write_replicas(report, &mut screen)?;
+    write_non_finite(report, &mut screen)?;
+    let remarks = remarks(report);
+    if !remarks.is_empty() {
+        writeln!(screen.out)?;
+    }
+    remarks.iter().try_for_each(|remark| writeln!(screen.out, "{remark}"))?;
+    writeln!(screen.out, "\n{}", closing(report, style))
 }
 
 fn totals(report: &Report) -> String {
@@ -64,53 +69,34 @@ fn stats(tensor: &TensorComparison) -> Option<&Stats> {
     }
 }
 
-/// The tensors that differ, the ones without a distance first, then by relative distance.
-fn write_worst(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    let mut worst: Vec<&TensorComparison> = report
-        .tensors
-        .iter()
-        .filter(|tensor| verdict::of_tensor(tensor) == Verdict::Different)
-        .collect();
-    if worst.is_empty() {
-        return Ok(());
-    }
+/// Writes the tensors that differ, the ones without a distance first, then by relative distance.
+fn write_worst(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
+    let is_different =
+        |tensor: &&TensorComparison| verdict::of_tensor(tensor) == TensorVerdict::Different;
+    let mut worst: Vec<&TensorComparison> = report.tensors.iter().filter(is_different).collect();
     worst.sort_by(|one, other| by_distance(one, other).then_with(|| one.name.cmp(&other.name)));
-    let shown = &worst[..worst.len().min(ROWS)];
-    let width = shown.iter().map(|tensor| tensor.name.as_str().len()).max().unwrap_or(0);
-    let width = width.clamp(6, WIDEST);
-    let heading = format!(
-        "{:width$}  {:>8}  {:>8}  {:>8}  {:>10}",
-        "tensor", "rel_l2", "l2", "max_abs", "differing"
-    );
-    writeln!(out, "\n{}", style.heading(&heading))?;
-    for tensor in shown {
-        match stats(tensor) {
-            Some(stats) => {
-                writeln!(
-                    out,
-                    "{:width$}  {:>8}  {:>8}  {:>8}  {:>10}",
-                    tensor.name,
-                    scientific(stats.rel_l2()),
-                    scientific(stats.l2()),
-                    scientific(stats.max_abs().filter(|_| stats.is_finite())),
-                    grouped(stats.differing()),
-                )?;
-                if let Some(example) = &tensor.example {
-                    let [a, b] = &example.values;
-                    let at = format!("at {}: a {a}, b {b}", shape(&example.index));
-                    writeln!(out, "   {}", style.faint(&at))?;
-                }
-            }
-            None => {
-                let [a, b] = tensor.shapes.each_ref().map(|sizes| shape(sizes));
-                writeln!(out, "{:width$}  shape {a} in a, {b} in b", tensor.name)?;
-            }
+    let shown = worst.iter().take(ROWS);
+    let width = shown.map(|tensor| tensor.name.as_str().len()).max().unwrap_or(0).clamp(6, WIDEST);
+    let row = |name: &dyn Display, [rel_l2, l2, max_abs, differing]: [&str; 4]| {
+        format!("{name:width$}  {rel_l2:>8}  {l2:>8}  {max_abs:>8}  {differing:>10}")
+    };
+    let title = row(&"tensor", ["rel_l2", "l2", "max_abs", "differing"]);
+    let style = screen.style;
+    screen.list(&title, &worst, |tensor| {
+        let Some(stats) = stats(tensor) else {
+            let [a, b] = tensor.shapes.each_ref().map(|sizes| shape(sizes));
+            return format!("{:width$}  shape {a} in a, {b} in b", tensor.name);
+        };
+        let max_abs = stats.max_abs().filter(|_| stats.is_finite());
+        let [rel_l2, l2, max_abs] = [stats.rel_l2(), stats.l2(), max_abs].map(scientific);
+        let mut text = row(&tensor.name, [&rel_l2, &l2, &max_abs, &grouped(stats.differing())]);
+        if let Some(example) = &tensor.example {
+            let [a, b] = &example.values;
+            let at = format!("at {}: a {a}, b {b}", shape(&example.index));
+            text.push_str(&format!("\n   {}", style.faint(&at)));
         }
-    }
-    if worst.len() > shown.len() {
-        writeln!(out, "and {} more", grouped((worst.len() - shown.len()) as u64))?;
-    }
-    Ok(())
+        text
+    })
 }
 
 /// Worst first; what has no distance is worse than any distance.
@@ -126,81 +112,48 @@ fn by_distance(one: &TensorComparison, other: &TensorComparison) -> Ordering {
     }
 }
 
-fn write_names(title: &str, names: &[Name], style: Style, out: &mut dyn Write) -> io::Result<()> {
-    if names.is_empty() {
-        return Ok(());
-    }
-    let title = format!("{title}: {}", counted(names.len(), "tensor"));
-    writeln!(out, "\n{}", style.heading(&title))?;
-    for name in names.iter().take(ROWS) {
-        writeln!(out, "{name}")?;
-    }
-    if names.len() > ROWS {
-        writeln!(out, "and {} more", grouped((names.len() - ROWS) as u64))?;
-    }
-    Ok(())
-}
-
-fn write_replicas(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    let diverged: Vec<_> = report
+fn write_replicas(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
+    let replicas = report
         .tensors
         .iter()
-        .flat_map(|tensor| tensor.replicas.iter().map(move |replica| (tensor, replica)))
-        .filter(|(_, replica)| replica.is_divergence())
-        .collect();
-    if diverged.is_empty() {
-        return Ok(());
-    }
+        .flat_map(|tensor| tensor.replicas.iter().map(move |replica| (tensor, replica)));
+    let diverged: Vec<_> = replicas.filter(|(_, replica)| replica.is_divergence()).collect();
     let title = format!("replicas that disagree: {}", diverged.len());
-    writeln!(out, "\n{}", style.heading(&title))?;
-    for (tensor, replica) in diverged.iter().take(ROWS) {
-        let side = replica.side;
-        let stats = &replica.stats;
+    let style = screen.style;
+    screen.list(&title, &diverged, |(tensor, replica)| {
+        let ReplicaDifference { side, stats, .. } = replica;
         let largest = scientific(stats.max_abs());
         let (first, copy) = (printable(&replica.first), printable(&replica.copy));
         let used = if replica.merge == Merge::Mean { "their mean" } else { "the first" };
-        writeln!(out, "{side}: {}: {copy} differs from {first} by up to {largest}", tensor.name)?;
         let (l2, differing) = (scientific(stats.l2()), grouped(stats.differing()));
         let cos = stats.cos().map_or_else(|| "-".to_owned(), |cos| cos.to_string());
-        let line = format!("l2 {l2}, cos {cos}, {differing} differing; compared: {used}");
-        writeln!(out, "   {}", style.faint(&line))?;
+        let details = format!("l2 {l2}, cos {cos}, {differing} differing; compared: {used}");
+        let mut text = format!(
+            "{side}: {}: {copy} differs from {first} by up to {largest}\n   {}",
+            tensor.name,
+            style.faint(&details)
+        );
         if !replica.stored_name.ends_with(tensor.name.as_str()) && first == copy {
-            writeln!(out, "   stored as {}", printable(&replica.stored_name))?;
+            text.push_str(&format!("\n   stored as {}", printable(&replica.stored_name)));
         }
-    }
-    if diverged.len() > ROWS {
-        writeln!(out, "and {} more", grouped((diverged.len() - ROWS) as u64))?;
-    }
-    Ok(())
+        text
+    })
 }
 
-fn write_non_finite(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    let broken: Vec<_> = report
-        .tensors
-        .iter()
-        .filter_map(|tensor| Some((tensor, stats(tensor).filter(|stats| !stats.is_finite())?)))
-        .collect();
-    if broken.is_empty() {
-        return Ok(());
-    }
+fn write_non_finite(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
+    let not_finite = |tensor| Some((tensor, stats(tensor).filter(|stats| !stats.is_finite())?));
+    let broken: Vec<(&TensorComparison, &Stats)> =
+        report.tensors.iter().filter_map(not_finite).collect();
     let title = format!("not finite: {}", counted(broken.len(), "tensor"));
-    writeln!(out, "\n{}", style.heading(&title))?;
-    for (tensor, stats) in broken.iter().take(ROWS) {
-        let (nan, inf) = (stats.nan(), stats.inf());
-        writeln!(
-            out,
-            "{}: NaN {} in a, {} in b; Inf {} in a, {} in b",
-            tensor.name, nan[0], nan[1], inf[0], inf[1]
-        )?;
-    }
-    if broken.len() > ROWS {
-        writeln!(out, "and {} more", grouped((broken.len() - ROWS) as u64))?;
-    }
-    Ok(())
+    screen.list(&title, &broken, |(tensor, stats)| {
+        let ([nan_a, nan_b], [inf_a, inf_b]) = (stats.nan(), stats.inf());
+        let name = &tensor.name;
+        format!("{name}: NaN {nan_a} in a, {nan_b} in b; Inf {inf_a} in a, {inf_b} in b")
+    })
 }
 
-/// What is no difference but should be known: rows not compared, tied weights, other dtypes.
-fn write_remarks(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+/// Remarks on what is no difference but should be known: rows not compared, tied weights, other dtypes.
+fn remarks(report: &Report) -> Vec<String> {
     let mut remarks = Vec::new();
     for tensor in &report.tensors {
         let [a, b] = tensor.rows_left_out;
@@ -242,59 +195,48 @@ fn write_remarks(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             first.name
         ));
     }
-    if !remarks.is_empty() {
-        writeln!(out)?;
-    }
-    remarks.iter().try_for_each(|remark| writeln!(out, "{remark}"))
+    remarks
 }
 
 fn closing(report: &Report, style: Style) -> String {
-    let count = |wanted| {
-        report.tensors.iter().filter(|tensor| verdict::of_tensor(tensor) == wanted).count()
-    };
-    let total = report.tensors.len();
+    let total = counted(report.tensors.len(), "tensor");
     match report.verdict {
-        Verdict::Identical => {
-            format!("{}: all {} bit for bit", style.good("identical"), counted(total, "tensor"))
-        }
+        Verdict::Identical => format!("{}: all {total} bit for bit", style.good("identical")),
         Verdict::Equal => format!(
-            "{}: all {} have the same values, {} bit for bit",
+            "{}: all {total} have the same values, {} bit for bit",
             style.good("equal"),
-            counted(total, "tensor"),
-            grouped(count(Verdict::Identical) as u64)
+            grouped(count(report, TensorVerdict::Identical) as u64)
         ),
-        Verdict::Different => {
-            format!(
-                "{}: {}",
-                style.bad("different"),
-                differences(report, count(Verdict::Different))
-            )
-        }
-        Verdict::Trouble if total == 0 => {
+        Verdict::Different => format!("{}: {}", style.bad("different"), differences(report)),
+        Verdict::Trouble if report.tensors.is_empty() => {
             format!("{}: nothing to compare", style.bad("trouble"))
         }
         Verdict::Trouble => {
-            let problems: usize = report.sides.iter().map(|side| side.problems.len()).sum();
-            let unread = count(Verdict::Trouble);
+            let problems: usize =
+                report.checkpoints.iter().map(|checkpoint| checkpoint.problems.len()).sum();
+            let parts = counted(problems + count(report, TensorVerdict::Unread), "part");
             format!(
-                "{}: {} could not be read or put together; for the rest, {}",
+                "{}: {parts} could not be read or put together; for the rest, {}",
                 style.bad("trouble"),
-                counted(problems + unread, "part"),
-                differences(report, count(Verdict::Different))
+                differences(report)
             )
         }
     }
 }
 
-fn differences(report: &Report, different: usize) -> String {
-    let total = report.tensors.len();
-    let mut parts = Vec::new();
-    if different > 0 {
-        parts.push(format!("{} of {} differ", grouped(different as u64), counted(total, "tensor")));
-    } else {
-        parts.push(format!("all {} on both sides are equal", counted(total, "tensor")));
-    }
-    let unpaired: usize = report.sides.iter().map(|side| side.only_here.len()).sum();
+/// Number of tensors with this verdict.
+fn count(report: &Report, wanted: TensorVerdict) -> usize {
+    report.tensors.iter().filter(|tensor| verdict::of_tensor(tensor) == wanted).count()
+}
+
+fn differences(report: &Report) -> String {
+    let different = count(report, TensorVerdict::Different);
+    let total = counted(report.tensors.len(), "tensor");
+    let mut parts = vec![match different {
+        0 => format!("all {total} on both sides are equal"),
+        _ => format!("{} of {total} differ", grouped(different as u64)),
+    }];
+    let unpaired: usize = report.only_in.iter().map(Vec::len).sum();
     if unpaired > 0 {
         parts.push(format!("{} on one side only", grouped(unpaired as u64)));
     }

@@ -41,7 +41,7 @@ pub(crate) fn outcome(a: &Path, b: &Path) -> Outcome {
     };
     let pairing = pair(&a, &b, &Selection::default());
     let compared = compare(&pairing, &a, &b);
-    let unpaired = pairing.a_only.len() + pairing.b_only.len();
+    let unpaired = pairing.only_in.iter().map(Vec::len).sum();
     let problems: Vec<String> =
         a.problems.iter().chain(&b.problems).map(ToString::to_string).collect();
     let code = verdict::of_all(&compared, unpaired, problems.len(), false).exit_code();

@@ -212,7 +212,7 @@ impl Sides {
         let copied = Copied::of(&layout(path));
         let (changed, other) = (open(&copied.path()), open(&layout(other)));
         let pairing = pair(&changed, &other, &Selection::default());
-        assert!(pairing.a_only.is_empty() && pairing.b_only.is_empty(), "{path}");
+        assert!(pairing.only_in.iter().all(Vec::is_empty), "{path}");
         Self { copied, changed, other, pairing }
     }
 
