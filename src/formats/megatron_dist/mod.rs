@@ -6,6 +6,7 @@
 
 mod dcp;
 pub(super) mod fsdp;
+mod optimizer;
 pub(super) mod torch_dist;
 pub(super) mod zarr;
 
@@ -18,11 +19,12 @@ use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, RunState, Section
 use crate::containers::torch::{TorchFile, ValueId};
 use crate::layout::rules::Rules;
 use crate::layout::{ArgName, Global, RunArgs, from_global};
+use crate::names::Naming;
 use crate::names::megatron::{optimizer_state_name, without_wrappers};
-use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
+use self::optimizer::{Key, OptimizerBuckets, parse};
 use super::probe::{Probe, SmallFile};
 use super::roots::Root;
 use super::state::{args_of, state_at};
@@ -115,56 +117,12 @@ impl Common {
         })
     }
 
-    /// The way in which the distributed optimizer cut its state, where it says so.
+    /// The sharding type of the distributed optimizer's state, where it is stored.
     fn optimizer_sharding(&self) -> Option<&str> {
         let text = |outer, inner| self.state.get(outer)?.as_map()?.get(inner)?.as_text();
         text("optimizer", "param_state_sharding_type")
             .or_else(|| text("content_metadata", "distrib_optim_sharding_type"))
     }
-}
-
-/// The thing that a key names.
-#[derive(Debug, PartialEq, Eq)]
-enum Key<'k> {
-    /// A parameter.
-    Weight(&'k str),
-    /// A state of the optimizer for a parameter.
-    State { state: &'k str, name: &'k str },
-    /// A state of the optimizer for all the parameters of a bucket. Each of several optimizers counts its buckets from 0.
-    Bucket { chain: &'k str, state: &'k str, bucket: &'k str },
-    /// Something else of the optimizer.
-    Optimizer(&'k str),
-}
-
-/// `[chained_<k>.]optimizer.state.<state>.<parameter>`, `[chained_<k>.]optimizer.distributed.<bucket>.<state>`, else a weight.
-fn parse(key: &str) -> Key<'_> {
-    let chain = key.strip_prefix("chained_").and_then(|rest| {
-        let digits = rest.find('.').filter(|&end| rest[..end].bytes().all(|c| c.is_ascii_digit()));
-        digits.map(|digits| &key[..="chained_".len() + digits])
-    });
-    let chain = chain.unwrap_or("");
-    let Some(of_optimizer) = key[chain.len()..].strip_prefix("optimizer.") else {
-        return Key::Weight(key);
-    };
-    if let Some((state, name)) =
-        of_optimizer.strip_prefix("state.").and_then(|rest| rest.split_once('.'))
-    {
-        return Key::State { state, name };
-    }
-    match of_optimizer.rsplit_once('.') {
-        Some((bucket, state)) if bucket.starts_with("distributed.") => {
-            Key::Bucket { chain, state, bucket }
-        }
-        _ => Key::Optimizer(of_optimizer),
-    }
-}
-
-/// The states that the optimizer stored for whole groups of parameters.
-#[derive(Default)]
-struct Buckets {
-    tensors: Vec<(Name, LogicalTensor)>,
-    /// Objects with the states of a group of ranks in them, without any names.
-    nameless: Vec<String>,
 }
 
 /// Puts the contents that a backend found under canonical names.
@@ -178,32 +136,10 @@ fn into_catalog(
     let Found { files, tensors, objects, common, problems, notes, shards } = found;
     let run_args = RunArgs::new(common.args.clone(), &options.run_args);
     let wants_optimizer = options.wants(Section::Optimizer);
-    let mut buckets = Buckets::default();
-    let mut globals = Vec::new();
-    let mut states: BTreeSet<Arc<str>> = BTreeSet::new();
-    for Stored { key, tensor, flattened } in tensors {
-        let (state, name) = match parse(&key) {
-            Key::Weight(name) => (None, name),
-            _ if !wants_optimizer => continue,
-            Key::State { state, name } => (Some(optimizer_state_name(state).into()), name),
-            Key::Bucket { chain, state, bucket } => {
-                let name = format!("optimizer.{}.{chain}{bucket}", optimizer_state_name(state));
-                buckets.tensors.push((Name::new(name), tensor));
-                continue;
-            }
-            Key::Optimizer(rest) => {
-                buckets.tensors.push((Name::new(format!("optimizer.{rest}")), tensor));
-                continue;
-            }
-        };
-        states.extend(state.clone());
-        let name = without_wrappers(name).to_owned();
-        globals.push(Global { stored_name: Arc::clone(&key), state, name, tensor, flattened });
-    }
+    let SortedTensors { globals, states, mut buckets } =
+        sort_tensors(tensors, wants_optimizer, parse);
     if wants_optimizer {
-        let has_states =
-            |key: &&String| key.contains("optimizer.distributed.") && key.contains(".param_state/");
-        buckets.nameless = objects.iter().filter(has_states).cloned().collect();
+        buckets.add_objects(&objects);
     }
     let rules = Rules::new(&options.rules);
     let assembly = from_global(globals, &run_args, &rules);
@@ -228,7 +164,7 @@ fn into_catalog(
     let mut merged = assembly.tensors;
     merged.retain(|name, _| options.wants(Section::of(name.as_str())));
     catalog.add_merged(merged);
-    add_buckets(&mut catalog, buckets, sharding.as_deref());
+    buckets.add_to(&mut catalog, sharding.as_deref());
     let prefixes = states.iter().map(|state| format!("optimizer.{state}."));
     let model = options.wants(Section::Model).then(String::new);
     for prefix in model.into_iter().chain(prefixes) {
@@ -240,24 +176,43 @@ fn into_catalog(
     catalog.finish()
 }
 
-/// Buckets go in under their own names: only one of the same layout is comparable.
-fn add_buckets(catalog: &mut CatalogBuilder<'_>, buckets: Buckets, sharding: Option<&str>) {
-    let kind = sharding.map(|kind| format!(" ({kind})")).unwrap_or_default();
-    if !buckets.tensors.is_empty() {
-        catalog.note(format!(
-            "the optimizer's states are stored by bucket{kind}, without the names of parameters: a bucket is compared with \
-             the same bucket only, and what lies between its parameters is not initialised"
-        ));
+/// The tensors of a checkpoint by the way in which they go into a catalog.
+#[derive(Default)]
+struct SortedTensors {
+    /// Parameters and their states.
+    globals: Vec<Global>,
+    /// The kinds of these states.
+    states: BTreeSet<Arc<str>>,
+    buckets: OptimizerBuckets,
+}
+
+fn sort_tensors(
+    tensors: Vec<Stored>,
+    wants_optimizer: bool,
+    parse: impl Fn(&str) -> Key<'_>,
+) -> SortedTensors {
+    let mut sorted = SortedTensors::default();
+    for Stored { key, tensor, flattened } in tensors {
+        let (state, name) = match parse(&key) {
+            Key::Weight(name) => (None, name),
+            _ if !wants_optimizer => continue,
+            Key::State { state, name } => (Some(optimizer_state_name(state).into()), name),
+            Key::Bucket { optimizer, bucket, state } => {
+                let state = optimizer_state_name(state);
+                sorted.buckets.add_tensor(&format!("{state}.{optimizer}{bucket}"), tensor);
+                continue;
+            }
+            Key::Optimizer(rest) => {
+                sorted.buckets.add_tensor(rest, tensor);
+                continue;
+            }
+        };
+        sorted.states.extend(state.clone());
+        let name = without_wrappers(name).to_owned();
+        let stored_name = Arc::clone(&key);
+        sorted.globals.push(Global { stored_name, state, name, tensor, flattened });
     }
-    for (name, tensor) in buckets.tensors {
-        catalog.add(name, tensor);
-    }
-    for key in buckets.nameless {
-        let message = format!(
-            "holds the optimizer's states of a group of ranks{kind} without the names of parameters, so they cannot be compared"
-        );
-        catalog.problem(Problem::of_tensor(key, message));
-    }
+    sorted
 }
 
 /// The layout of the run that wrote it, which shows in nothing but its own words.
@@ -272,36 +227,4 @@ fn layout_text(run_args: &RunArgs) -> String {
         Some(format!("{axis}{size}"))
     });
     sizes.collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_of_the_optimizer_are_told_from_weights() {
-        let state = |state, name| Key::State { state, name };
-        for (key, expected) in [
-            ("decoder.final_layernorm.weight", Key::Weight("decoder.final_layernorm.weight")),
-            (
-                "optimizer.state.exp_avg.output_layer.weight",
-                state("exp_avg", "output_layer.weight"),
-            ),
-            (
-                "chained_1.optimizer.state.fp32_param.decoder.layers.mlp.linear_fc1.weight",
-                state("fp32_param", "decoder.layers.mlp.linear_fc1.weight"),
-            ),
-            (
-                "chained_1.optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1.exp_avg",
-                Key::Bucket {
-                    chain: "chained_1.",
-                    state: "exp_avg",
-                    bucket: "distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_1",
-                },
-            ),
-            ("optimizer.other", Key::Optimizer("other")),
-        ] {
-            assert_eq!(parse(key), expected, "{key}");
-        }
-    }
 }
