@@ -14,7 +14,6 @@ use crate::layout::{
 use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 
-use super::FORMAT;
 use super::optimizer::{ModelParam, ParamState, RankOptimizer};
 use super::rank_file::RankFile;
 
@@ -29,14 +28,14 @@ pub(super) struct RankedCheckpoint<'a> {
 }
 
 impl RankedCheckpoint<'_> {
-    pub(super) fn into_catalog(self, options: &OpenOptions) -> Catalog {
+    pub(super) fn into_catalog(self, format: &'static str, options: &OpenOptions) -> Catalog {
         let Self { located, files, layout, run_args, ranks, notes } = self;
         let chunks: BTreeSet<u64> =
             ranks.iter().flat_map(|(_, rank)| rank.chunks.keys().copied()).collect();
         let iteration = ranks.iter().find_map(|(_, rank)| rank.iteration).or(located.iteration);
         let order = HeadOrder::of_version(ranks.iter().find_map(|(_, rank)| rank.version));
         let origin = Origin {
-            format: FORMAT.name,
+            format,
             layout: layout_text(&layout, chunks.len()),
             iteration,
             shards: ranks.len(),

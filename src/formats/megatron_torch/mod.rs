@@ -111,7 +111,7 @@ fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let notes = undeclared_ranks(&layout, &run_args);
     let ranks = coords.into_iter().zip(ranks).collect();
     let checkpoint = RankedCheckpoint { located, files, layout, run_args, ranks, notes };
-    let mut catalog = checkpoint.into_catalog(options);
+    let mut catalog = checkpoint.into_catalog(FORMAT.name, options);
     if options.wants(Section::Optimizer) {
         note_unread_optimizer(&located.path, &mut catalog);
     }
@@ -201,5 +201,5 @@ fn read_single(
     }
     let ranks = vec![(RankCoord::default(), rank)];
     let checkpoint = RankedCheckpoint { located, files, layout, run_args, ranks, notes };
-    Ok(checkpoint.into_catalog(options))
+    Ok(checkpoint.into_catalog(FORMAT.name, options))
 }
