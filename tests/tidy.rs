@@ -32,10 +32,10 @@ const MODULES: &[(&str, &str)] = &[
 /// Rooms whose modules stand in the table one by one, as they may not name each other freely.
 const SPLIT_ROOMS: &[&str] = &["containers"];
 
-/// Where `unsafe` may be.
+/// The rooms in which `unsafe` may be.
 const UNSAFE_ROOMS: &[&str] = &["src/storage/", "src/kernel/"];
 
-/// Where the terminal may be written to.
+/// The files that may write to the terminal.
 const PRINTERS: &[&str] = &["src/report/", "src/main.rs"];
 const PRINTS: &[&str] = &["println!", "print!", "eprintln!", "eprint!", "dbg!"];
 
@@ -145,7 +145,7 @@ fn unsafe_stays_in_its_rooms_and_says_why_it_is_sound() {
     assert_tidy(&wrong);
 }
 
-/// What ends a statement, a block or a match arm.
+/// The ends of a statement, a block or a match arm.
 const END: [char; 4] = [';', '{', '}', ','];
 
 #[test]
@@ -468,7 +468,7 @@ fn room(path: &str) -> String {
     }
 }
 
-/// Whether a row of the table is the named one, or one of the named room's.
+/// True if a row of the table is the named one, or one of the named room's.
 fn is_inside(row: &str, name: &str) -> bool {
     row == name || row.split_once("::").is_some_and(|(room, _)| room == name)
 }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::Run;
+
 /// A value to pickle.
 #[derive(Clone)]
 pub(crate) enum P {
@@ -24,24 +26,28 @@ pub(crate) enum P {
     Call(&'static str, &'static str, Vec<Self>),
     /// A value, kept in the memo under this number.
     Put(u32, Box<Self>),
-    /// What the memo has under this number.
+    /// The value in the memo under this number.
     Get(u32),
     /// Opcodes as they are; they must leave one value on the stack.
     Raw(Vec<u8>),
 }
 
+/// A text.
 pub(crate) fn text(text: &str) -> P {
     P::Str(text.to_owned())
 }
 
+/// A dict with these keys.
 pub(crate) fn dict<'a>(items: impl IntoIterator<Item = (&'a str, P)>) -> P {
     P::Dict(items.into_iter().map(|(key, value)| (text(key), value)).collect())
 }
 
+/// An `argparse.Namespace` with these attributes.
 pub(crate) fn namespace<'a>(items: impl IntoIterator<Item = (&'a str, P)>) -> P {
     P::Namespace(items.into_iter().map(|(key, value)| (text(key), value)).collect())
 }
 
+/// A tuple of integers.
 pub(crate) fn counts(counts: &[u64]) -> P {
     P::Tuple(counts.iter().map(|&count| P::Unsigned(count)).collect())
 }
@@ -132,6 +138,7 @@ impl P {
         }
     }
 
+    /// The whole pickle, of protocol 2.
     pub(crate) fn pickle(&self) -> Vec<u8> {
         let mut out = b"\x80\x02".to_vec();
         self.write(&mut out);
@@ -216,21 +223,15 @@ impl Checkpoint {
         fs::write(folder.join("model_optim_rng.pt"), bytes).unwrap();
     }
 
+    /// The folder of its iteration.
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("iter_0000005")
     }
 
-    /// Where results may be written.
+    /// A folder in which results may be written.
     pub(crate) fn scratch(&self) -> &Path {
         self.folder.path()
     }
-}
-
-/// What a run of the command came to.
-pub(crate) struct Run {
-    pub(crate) code: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
 }
 
 /// Longest time that a run may take, on a machine that does much else; of its own, it has a minute.

@@ -73,6 +73,7 @@ impl Victim {
         self.copied.path()
     }
 
+    /// The path of the file in the copy.
     pub(crate) fn file(&self) -> &Path {
         &self.file
     }

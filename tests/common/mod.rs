@@ -1,4 +1,7 @@
-//! What the black-box tests share: running the binary, fixtures, copies of them with one place changed.
+//! Shared by all black-box tests: running the binary, fixtures, copies of them with one place changed.
+//!
+//! `array`: whole tensors in other forms; `crafted`: files that no `torch.save` writes; `damage`: the suite of cuts and changed
+//! bytes; `in_process`: opening and comparing without a process.
 
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
@@ -11,6 +14,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
+pub(crate) mod array;
 pub(crate) mod crafted;
 pub(crate) mod damage;
 pub(crate) mod in_process;
@@ -23,7 +27,7 @@ pub(crate) fn ckptcmp() -> Command {
     command
 }
 
-/// What a finished run left behind.
+/// The exit code and the output of a finished run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -32,6 +36,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Runs a command, which must not panic.
     pub(crate) fn of(command: &mut Command) -> Self {
         let output = command.output().expect("the binary runs");
         let text = |bytes| String::from_utf8(bytes).expect("output is UTF-8");
@@ -45,6 +50,7 @@ impl Run {
         run
     }
 
+    /// Standard output as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout)
             .unwrap_or_else(|error| panic!("{error} in {:?} ({})", self.stdout, self.stderr))
@@ -79,6 +85,7 @@ pub(crate) fn compare(a: &Path, b: &Path) -> Run {
     compare_with(a, b, &[])
 }
 
+/// As [`compare`], with further flags.
 pub(crate) fn compare_with(a: &Path, b: &Path, flags: &[&str]) -> Run {
     Run::of(ckptcmp().arg("compare").args([a, b]).args(["-o", "-"]).args(flags))
 }
@@ -90,13 +97,14 @@ pub(crate) fn screen(a: &Path, b: &Path, flags: &[&str]) -> Run {
     Run::of(ckptcmp().arg("compare").args([a, b]).arg("-o").arg(output).args(flags))
 }
 
-/// What `inspect --json` says of a checkpoint that it can read.
+/// The report of `inspect --json` on a checkpoint that it can read.
 pub(crate) fn inspect(path: &Path) -> Value {
     let run = Run::of(ckptcmp().args(["inspect", "--json"]).arg(path));
     assert_eq!(run.code, 0, "{run:?}");
     run.json()
 }
 
+/// A path below `fixtures`.
 pub(crate) fn fixture(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(path)
 }
@@ -117,6 +125,7 @@ pub(crate) fn models() -> BTreeMap<String, Vec<String>> {
     models
 }
 
+/// The contents of a JSON file.
 pub(crate) fn read_json(path: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
@@ -127,21 +136,25 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
+    /// Copies a folder or a file.
     pub(crate) fn of(source: &Path) -> Self {
         let folder = TempDir::new().unwrap();
         copy(source, &folder.path().join("copy"));
         Self { folder }
     }
 
+    /// The copy.
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("copy")
     }
 
+    /// The folder of its iteration, as in `fixtures/layouts`.
     pub(crate) fn iteration(&self) -> PathBuf {
         self.path().join("iter_0000005")
     }
 }
 
+/// Copies a folder or a file, over what is there.
 pub(crate) fn copy(source: &Path, target: &Path) {
     if source.is_file() {
         fs::copy(source, target).unwrap();
@@ -207,11 +220,13 @@ pub(crate) fn without_args(source: &Path) -> Copied {
     copied
 }
 
+/// A JSON list of sizes or of an index.
 pub(crate) fn sizes(value: &Value) -> Vec<usize> {
     let size = |value: &Value| usize::try_from(value.as_u64().unwrap()).unwrap();
     value.as_array().unwrap().iter().map(size).collect()
 }
 
+/// Bytes of an element.
 pub(crate) fn element_size(dtype: &str) -> usize {
     match dtype {
         "float64" | "int64" | "uint64" | "complex64" => 8,
@@ -235,6 +250,7 @@ impl Place {
         self.edit(|bytes| bytes[0] ^= 1);
     }
 
+    /// Changes the bytes from the element on.
     pub(crate) fn edit(&self, change: impl FnOnce(&mut [u8])) {
         let mut bytes = fs::read(&self.file).unwrap();
         change(&mut bytes[self.offset..]);
@@ -242,7 +258,7 @@ impl Place {
     }
 }
 
-/// Where the element of this index is among some pieces, if it is.
+/// The place of the element of this index among some pieces, if it is there.
 fn place_in(pieces: &Value, index: &[usize], element: usize) -> Option<Place> {
     pieces.as_array().unwrap().iter().find_map(|piece| {
         let starts = sizes(&piece["offsets"]);
@@ -259,7 +275,7 @@ fn place_in(pieces: &Value, index: &[usize], element: usize) -> Option<Place> {
     })
 }
 
-/// Where an element is, the copy that is compared first, then every replica of it.
+/// The places of an element: the copy that is compared first, then every replica of it.
 pub(crate) fn places(checkpoint: &Path, tensor: &str, index: &[usize]) -> Vec<Place> {
     let tensor = &inspect(checkpoint)["tensors"][tensor];
     let element = element_size(tensor["dtype"].as_str().unwrap());

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use ckptcmp::compare::{Outcome, TensorComparison};
 use ckptcmp::pairing::{Selection, pair};
 
+use serde_json::json;
+
+use crate::common::array::{Array, write_safetensors};
 use crate::common::damage::{Victim, sampled};
 use crate::common::{
     Copied, Run, assert_all_equal, compare_with, copy, differing, files, fixture, in_process,
@@ -78,10 +81,8 @@ fn what_deepspeed_writes_is_sound() {
 #[test]
 fn the_folder_of_a_trainer_holds_two_checkpoints() {
     let copied = Copied::of(&zero("z1"));
-    let header = b"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
-    let len = (header.len() as u64).to_le_bytes();
-    let bytes = [&len[..], header, &[0; 4]].concat();
-    fs::write(copied.path().join("model.safetensors"), bytes).unwrap();
+    let file = copied.path().join("model.safetensors");
+    write_safetensors(&file, [("w", &Array::float32(&[0.0]))], &json!({}));
     let run = compare_with(&copied.path(), &zero("z1"), &[]);
     run.refuses(&["both deepspeed and hf; choose one with --format"]);
     assert_all_equal(&compare_with(&copied.path(), &zero("z1"), &["--format", "deepspeed"]));

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::common::array::{Array, write_safetensors};
 use crate::common::damage::Victim;
 use crate::common::{
     self, Copied, assert_all_equal, compare, compare_with, copy, differing, fixture, flip, inspect,
@@ -27,25 +28,18 @@ fn copied(path: &str) -> Copied {
 /// A name and its values.
 type Tensor<'a> = (&'a str, &'a [f32]);
 
-/// A safetensors file of these tensors, each a row of float32.
-fn safetensors(tensors: &[Tensor<'_>], metadata: &Value) -> Vec<u8> {
-    let mut header = json!({ "__metadata__": metadata });
-    let mut data = Vec::new();
-    for (name, values) in tensors {
-        let start = data.len();
-        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-        let range = [start, data.len()];
-        header[*name] = json!({ "dtype": "F32", "shape": [values.len()], "data_offsets": range });
-    }
-    let header = header.to_string();
-    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data[..]].concat()
+/// Writes a safetensors file of these tensors, each a row of float32.
+fn write(file: &Path, tensors: &[Tensor<'_>], metadata: &Value) {
+    let arrays = tensors.iter().map(|(name, values)| (*name, Array::float32(values)));
+    let arrays: Vec<_> = arrays.collect();
+    write_safetensors(file, arrays.iter().map(|(name, array)| (*name, array)), metadata);
 }
 
 /// A folder of such files.
 fn folder(files: &[(&str, &[Tensor<'_>])]) -> TempDir {
     let folder = TempDir::new().unwrap();
     for (file, tensors) in files {
-        fs::write(folder.path().join(file), safetensors(tensors, &json!({}))).unwrap();
+        write(&folder.path().join(file), tensors, &json!({}));
     }
     folder
 }
@@ -123,8 +117,8 @@ fn an_untied_model_without_its_output_layer_is_not_whole() {
 fn a_name_that_safetensors_left_out_is_the_one_it_points_to() {
     let alias = TempDir::new().unwrap();
     let tensors: [Tensor<'_>; 1] = [("a.weight", &[1.0, 2.0])];
-    let bytes = safetensors(&tensors, &json!({ "b.weight": "a.weight", "format": "pt" }));
-    fs::write(alias.path().join("model.safetensors"), bytes).unwrap();
+    let metadata = json!({ "b.weight": "a.weight", "format": "pt" });
+    write(&alias.path().join("model.safetensors"), &tensors, &metadata);
     let both =
         folder(&[("model.safetensors", &[("a.weight", &[1.0, 2.0]), ("b.weight", &[1.0, 2.0])])]);
     let run = compare(alias.path(), both.path());
@@ -345,12 +339,9 @@ fn vocabularies_padded_on_one_side_are_compared_over_the_shared_rows() {
     let rows = |count: usize| -> Vec<f32> {
         (0..count).map(|row| [1.0, 2.0, 3.0, 4.0][row % 4]).collect()
     };
-    let write = |file: &str, rows: &[f32]| {
-        fs::write(padded.path().join(file), safetensors(&[(EMBEDDINGS, rows)], &json!({})))
-            .unwrap();
-    };
-    write("a.safetensors", &rows(6));
-    write("b.safetensors", &rows(8));
+    for (file, count) in [("a.safetensors", 6), ("b.safetensors", 8)] {
+        write(&padded.path().join(file), &[(EMBEDDINGS, &rows(count))], &json!({}));
+    }
     let run = compare(&padded.path().join("a.safetensors"), &padded.path().join("b.safetensors"));
     assert_all_equal(&run);
     assert!(run.stderr.contains("left out 0 padded rows of a, 2 of b"), "{run:?}");

@@ -36,7 +36,7 @@ fn edit(file: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::write(file, bytes).unwrap();
 }
 
-/// Where a text is in a file.
+/// The place of a text in a file.
 fn find(bytes: &[u8], text: &str) -> usize {
     bytes.windows(text.len()).position(|part| part == text.as_bytes()).unwrap()
 }

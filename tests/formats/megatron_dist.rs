@@ -9,74 +9,48 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::common::array::Array;
 use crate::common::damage::{Victim, sampled};
 use crate::common::{
-    self, Copied, assert_all_equal, compare, compare_with, differing, fixture, gather, inspect,
-    layout, sizes,
+    self, Copied, assert_all_equal, compare, compare_with, differing, fixture, inspect, layout,
+    sizes,
 };
 use tempfile::TempDir;
 
-/// A tensor as a checkpoint stores it.
-#[derive(Clone)]
-struct Array {
-    dtype: String,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl Array {
-    /// Rows `start..start + len` of the first axis.
-    fn rows(&self, start: usize, len: usize) -> Self {
-        let row = self.bytes.len() / self.shape[0];
-        let mut shape = self.shape.clone();
-        shape[0] = len;
-        let bytes = self.bytes[start * row..(start + len) * row].to_vec();
-        Self { dtype: self.dtype.clone(), shape, bytes }
-    }
-
-    /// Tensors of one shape as one with an axis more.
-    fn stack(parts: &[Self]) -> Self {
-        let shape = [&[parts.len()], &*parts[0].shape].concat();
-        assert!(parts.iter().all(|part| part.shape == parts[0].shape));
-        let bytes = parts.iter().flat_map(|part| part.bytes.clone()).collect();
-        Self { dtype: parts[0].dtype.clone(), shape, bytes }
-    }
-
-    /// Writes it in chunks of this shape; those at the edge are as long as the others.
-    fn write(&self, folder: &Path, chunks: &[usize]) {
-        fs::create_dir_all(folder).unwrap();
-        let dtype = match self.dtype.as_str() {
-            "float32" => "<f4",
-            "float16" => "<f2",
-            other => other,
-        };
-        let header = format!(
-            r#"{{"zarr_format": 2, "shape": {:?}, "chunks": {chunks:?}, "dtype": "{dtype}", "order": "C", "compressor": null, "filters": null, "fill_value": null}}"#,
-            self.shape
-        );
-        fs::write(folder.join(".zarray"), header).unwrap();
-        let element = common::element_size(&self.dtype);
-        let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-        for (number, bytes) in self.bytes.chunks(element).enumerate() {
-            let (mut rest, mut at, mut stride) = (number, 0, 1);
-            let mut place = Vec::new();
-            for dim in (0..self.shape.len()).rev() {
-                let index = rest % self.shape[dim];
-                rest /= self.shape[dim];
-                at += index % chunks[dim] * stride;
-                stride *= chunks[dim];
-                place.insert(0, (index / chunks[dim]).to_string());
-            }
-            let file = files.entry(place.join(".")).or_insert_with(|| vec![0xff; stride * element]);
-            file[at * element..][..element].copy_from_slice(bytes);
+/// Writes a tensor in chunks of this shape; those at the edge are as long as the others.
+fn write_chunks(array: &Array, folder: &Path, chunks: &[usize]) {
+    fs::create_dir_all(folder).unwrap();
+    let dtype = match array.dtype.as_str() {
+        "float32" => "<f4",
+        "float16" => "<f2",
+        other => other,
+    };
+    let header = format!(
+        r#"{{"zarr_format": 2, "shape": {:?}, "chunks": {chunks:?}, "dtype": "{dtype}", "order": "C", "compressor": null, "filters": null, "fill_value": null}}"#,
+        array.shape
+    );
+    fs::write(folder.join(".zarray"), header).unwrap();
+    let element = common::element_size(&array.dtype);
+    let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    for (number, bytes) in array.bytes.chunks(element).enumerate() {
+        let (mut rest, mut at, mut stride) = (number, 0, 1);
+        let mut place = Vec::new();
+        for dim in (0..array.shape.len()).rev() {
+            let index = rest % array.shape[dim];
+            rest /= array.shape[dim];
+            at += index % chunks[dim] * stride;
+            stride *= chunks[dim];
+            place.insert(0, (index / chunks[dim]).to_string());
         }
-        for (name, bytes) in files {
-            fs::write(folder.join(name), bytes).unwrap();
-        }
+        let file = files.entry(place.join(".")).or_insert_with(|| vec![0xff; stride * element]);
+        file[at * element..][..element].copy_from_slice(bytes);
+    }
+    for (name, bytes) in files {
+        fs::write(folder.join(name), bytes).unwrap();
     }
 }
 
-/// How names and axes are made.
+/// The way in which names and axes are made.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
     /// All layers of a list in one tensor, all experts of a layer in an axis of it.
@@ -116,7 +90,7 @@ fn sections(name: &str, array: &Array, is_gated: bool, form: Form) -> Vec<(Strin
     let mut start = 0;
     let mut found = Vec::new();
     for (name, rows) in parts {
-        found.push((name, array.rows(start, rows)));
+        found.push((name, array.rows(start..start + rows)));
         start += rows;
     }
     assert_eq!(start, array.shape[0], "{name}");
@@ -156,7 +130,7 @@ fn stacked(arrays: BTreeMap<String, Array>, list: &str) -> BTreeMap<String, Arra
     }
     others.extend(stacks.into_iter().map(|(name, arrays)| {
         let arrays: Vec<Array> = arrays.into_values().collect();
-        (name, Array::stack(&arrays))
+        (name, Array::stacked(&arrays))
     }));
     others
 }
@@ -167,8 +141,7 @@ fn stored(source: &Path, form: Form) -> BTreeMap<String, Array> {
     let tensors = inspected["tensors"].as_object().unwrap();
     let mut arrays = BTreeMap::new();
     for (name, tensor) in tensors {
-        let dtype = tensor["dtype"].as_str().unwrap().to_owned();
-        let array = Array { dtype, shape: sizes(&tensor["shape"]), bytes: gather(tensor) };
+        let array = Array::of(tensor);
         let is_gated = name.contains(".linear_fc1.") && {
             let module = &name[..name.find("linear_fc1.").unwrap()];
             let down = &tensors[&format!("{module}linear_fc2.weight")];
@@ -212,7 +185,7 @@ impl Zarr {
         let last = array.shape.len() - 1;
         let chunk = |(dim, size): (usize, &usize)| if dim == last { *size } else { size / 3 + 1 };
         let chunks: Vec<usize> = array.shape.iter().enumerate().map(chunk).collect();
-        array.write(&self.path().join(key), &chunks);
+        write_chunks(array, &self.path().join(key), &chunks);
     }
 
     fn path(&self) -> PathBuf {

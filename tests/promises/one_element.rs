@@ -38,7 +38,7 @@ fn open(path: &Path) -> Catalog {
     catalog
 }
 
-/// Which copy of an element is to be changed.
+/// The copy of an element that is to be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Copy {
     /// The one that is compared with the other side.

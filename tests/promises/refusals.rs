@@ -10,7 +10,7 @@ use crate::common::{
 };
 use tempfile::TempDir;
 
-/// What must be said of each entry of `faults/expected.json`.
+/// The words that must be said of each entry of `faults/expected.json`.
 const WORDS: &[(&str, &[&str])] = &[
     ("several-iters-no-tracker", &["took the newest, iter_0000005"]),
     (

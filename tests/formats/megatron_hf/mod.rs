@@ -1,251 +1,20 @@
 //! A Megatron checkpoint and the same model in Hugging Face's or llm.c's form are compared under canonical names, whatever the
 //! layout of the first; one changed element is found where it belongs, and what no table knows is said.
 //!
-//! The models are made here from our fixtures, element by element and without the tables that are tested.
+//! The models are made from our fixtures by `models.rs`.
 
-use std::collections::BTreeMap;
+mod models;
+
 use std::fs;
-use std::path::Path;
 
+use self::models::{Model, canonical, config, folder, gpt2, llama, llama_bin};
+use crate::common::array::Array;
 use crate::common::{
-    assert_all_equal, compare, compare_with, differing, fixture, flip, gather, inspect, layout,
-    models, names, screen, sizes,
+    assert_all_equal, compare, compare_with, differing, fixture, flip, inspect, layout, models,
+    names, screen, sizes,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
-
-const HEADS: usize = 4;
-/// Rows of the true vocabulary of `fixtures/layouts`.
-const VOCABULARY: usize = 50;
-
-/// A whole tensor.
-#[derive(Clone)]
-struct Plain {
-    dtype: String,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl Plain {
-    /// These rows, in this order.
-    fn rows(&self, rows: impl IntoIterator<Item = usize>) -> Self {
-        let row = self.bytes.len() / self.shape[0];
-        let rows: Vec<usize> = rows.into_iter().collect();
-        let bytes =
-            rows.iter().flat_map(|at| &self.bytes[at * row..(at + 1) * row]).copied().collect();
-        let shape = [&[rows.len()], &self.shape[1..]].concat();
-        Self { dtype: self.dtype.clone(), shape, bytes }
-    }
-
-    /// Rows and columns exchanged.
-    fn turned(&self) -> Self {
-        let [rows, columns] = self.shape[..] else { panic!("no matrix") };
-        let element = self.bytes.len() / (rows * columns);
-        let of = |row: usize, column: usize| {
-            &self.bytes[(row * columns + column) * element..][..element]
-        };
-        let bytes = (0..columns).flat_map(|column| (0..rows).flat_map(move |row| of(row, column)));
-        Self {
-            dtype: self.dtype.clone(),
-            shape: vec![columns, rows],
-            bytes: bytes.copied().collect(),
-        }
-    }
-
-    /// Tensors of one shape as one with another dimension in front.
-    fn stacked(parts: &[Self]) -> Self {
-        let bytes = parts.iter().flat_map(|part| &part.bytes).copied().collect();
-        let shape = [&[parts.len()], &parts[0].shape[..]].concat();
-        Self { dtype: parts[0].dtype.clone(), shape, bytes }
-    }
-}
-
-type Model = BTreeMap<String, Plain>;
-
-/// The tensors of a fixture under canonical names, the padding of the vocabulary cut off.
-fn canonical(checkpoint: &Path) -> Model {
-    let inspected = inspect(checkpoint);
-    let tensors = inspected["tensors"].as_object().unwrap().iter().map(|(name, tensor)| {
-        let dtype = tensor["dtype"].as_str().unwrap().to_owned();
-        let plain = Plain { dtype, shape: sizes(&tensor["shape"]), bytes: gather(tensor) };
-        let is_vocabulary = name.contains("word_embeddings") || name.contains("output_layer");
-        (name.clone(), if is_vocabulary { plain.rows(0..VOCABULARY) } else { plain })
-    });
-    tensors.collect()
-}
-
-/// Which rows of a fused projection are queries, keys and values.
-fn head_rows(rows: usize, groups: usize) -> [Vec<usize>; 3] {
-    let size = rows / (HEADS + 2 * groups);
-    let queries = HEADS / groups * size;
-    let mut found = [const { Vec::new() }; 3];
-    for row in 0..rows {
-        let inside = row % (queries + 2 * size);
-        found[usize::from(inside >= queries) + usize::from(inside >= queries + size)].push(row);
-    }
-    found
-}
-
-fn halves(tensor: &Plain) -> [Plain; 2] {
-    let rows = tensor.shape[0];
-    [tensor.rows(0..rows / 2), tensor.rows(rows / 2..rows)]
-}
-
-/// The layer's number and the rest of a canonical name.
-fn in_layer<'n>(name: &'n str, list: &str) -> Option<(usize, &'n str)> {
-    let (number, rest) = name.strip_prefix(list)?.split_once('.')?;
-    Some((number.parse().unwrap(), rest))
-}
-
-/// A model as Llama, Qwen and DeepSeek have it, with two query groups.
-fn llama(model: &Model) -> Model {
-    let layers = model.keys().filter_map(|name| in_layer(name, "decoder.layers."));
-    let layers = layers.map(|(number, _)| number + 1).max().unwrap();
-    let mut hf = Model::new();
-    for (name, tensor) in model {
-        let (number, rest) =
-            match (in_layer(name, "decoder.layers."), in_layer(name, "mtp.layers.")) {
-                (Some(found), _) => found,
-                (_, Some((number, rest))) => {
-                    let rest = rest.strip_prefix("transformer_layer.").unwrap_or(rest);
-                    (layers + number, rest)
-                }
-                _ => {
-                    let hf_name = match name.as_str() {
-                        "embedding.word_embeddings.weight" => "model.embed_tokens.weight",
-                        "decoder.final_layernorm.weight" => "model.norm.weight",
-                        "output_layer.weight" => "lm_head.weight",
-                        _ => panic!("{name}"),
-                    };
-                    hf.insert(hf_name.to_owned(), tensor.clone());
-                    continue;
-                }
-            };
-        let (module, kind) = rest.rsplit_once('.').unwrap();
-        let of_layer = |module: &str| format!("model.layers.{number}.{module}.{kind}");
-        let mut put = |module: &str, tensor: Plain| drop(hf.insert(of_layer(module), tensor));
-        let mlp = module.strip_suffix(".linear_fc1").or_else(|| module.strip_suffix(".linear_fc2"));
-        if let Some(mlp) = mlp {
-            let mlp = mlp.replace("local_experts.", "").replace("shared_experts", "shared_expert");
-            if module.ends_with("fc1") {
-                let [gate, up] = halves(tensor);
-                put(&format!("{mlp}.gate_proj"), gate);
-                put(&format!("{mlp}.up_proj"), up);
-            } else {
-                put(&format!("{mlp}.down_proj"), tensor.clone());
-            }
-            continue;
-        }
-        let module = match module {
-            "self_attention.linear_qkv" => {
-                let rows = head_rows(tensor.shape[0], 2);
-                for (module, rows) in ["q_proj", "k_proj", "v_proj"].iter().zip(rows) {
-                    put(&format!("self_attn.{module}"), tensor.rows(rows));
-                }
-                continue;
-            }
-            "mlp.router" if kind == "expert_bias" => {
-                let name = format!("model.layers.{number}.mlp.gate.e_score_correction_bias");
-                hf.insert(name, tensor.clone());
-                continue;
-            }
-            "mlp.router" => "mlp.gate",
-            "mlp.shared_experts" => {
-                hf.insert(
-                    format!("model.layers.{number}.mlp.shared_expert_gate.weight"),
-                    tensor.clone(),
-                );
-                continue;
-            }
-            "pre_mlp_layernorm" => "post_attention_layernorm",
-            "final_layernorm" => "shared_head.norm",
-            "self_attention.linear_proj" => "self_attn.o_proj",
-            "self_attention.q_layernorm"
-                if model.keys().any(|name| name.contains("_down_proj")) =>
-            {
-                "self_attn.q_a_layernorm"
-            }
-            "self_attention.kv_layernorm" => "self_attn.kv_a_layernorm",
-            "self_attention.q_layernorm" => "self_attn.q_norm",
-            "self_attention.k_layernorm" => "self_attn.k_norm",
-            "self_attention.linear_q_down_proj" => "self_attn.q_a_proj",
-            "self_attention.linear_q_up_proj" => "self_attn.q_b_proj",
-            "self_attention.linear_kv_down_proj" => "self_attn.kv_a_proj_with_mqa",
-            "self_attention.linear_kv_up_proj" => "self_attn.kv_b_proj",
-            other => other,
-        };
-        put(module, tensor.clone());
-    }
-    hf
-}
-
-/// A model as GPT-2 has it.
-fn gpt2(model: &Model) -> Model {
-    let mut hf = Model::new();
-    for (name, tensor) in model {
-        let turned = if tensor.shape.len() == 2 { tensor.turned() } else { tensor.clone() };
-        let (hf_name, tensor) = match in_layer(name, "decoder.layers.") {
-            None => match name.as_str() {
-                "embedding.word_embeddings.weight" => ("wte.weight".to_owned(), tensor.clone()),
-                "embedding.position_embeddings.weight" => ("wpe.weight".to_owned(), tensor.clone()),
-                _ => (name.replace("decoder.final_layernorm", "ln_f"), tensor.clone()),
-            },
-            Some((number, rest)) => {
-                let (module, kind) = rest.rsplit_once('.').unwrap();
-                let (module, tensor) = match module {
-                    "input_layernorm" => ("ln_1", tensor.clone()),
-                    "pre_mlp_layernorm" => ("ln_2", tensor.clone()),
-                    "self_attention.linear_qkv" => {
-                        let rows = head_rows(tensor.shape[0], HEADS).concat();
-                        let blocks = tensor.rows(rows);
-                        ("attn.c_attn", if kind == "weight" { blocks.turned() } else { blocks })
-                    }
-                    "self_attention.linear_proj" => ("attn.c_proj", turned),
-                    "mlp.linear_fc1" => ("mlp.c_fc", turned),
-                    "mlp.linear_fc2" => ("mlp.c_proj", turned),
-                    other => panic!("{other}"),
-                };
-                (format!("h.{number}.{module}.{kind}"), tensor)
-            }
-        };
-        hf.insert(format!("transformer.{hf_name}"), tensor);
-    }
-    hf
-}
-
-/// A folder of such a model; without a description where `config` is null.
-fn folder(model: &Model, config: &Value) -> TempDir {
-    let folder = TempDir::new().unwrap();
-    let mut header = json!({});
-    let mut data = Vec::new();
-    for (name, tensor) in model {
-        let dtype = match tensor.dtype.as_str() {
-            "float32" => "F32",
-            "float16" => "F16",
-            "bfloat16" => "BF16",
-            other => other,
-        };
-        let range = [data.len(), data.len() + tensor.bytes.len()];
-        header[name] = json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": range });
-        data.extend(&tensor.bytes);
-    }
-    let header = header.to_string();
-    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data[..]].concat();
-    fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
-    if !config.is_null() {
-        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    }
-    folder
-}
-
-fn config(model_type: &str) -> Value {
-    json!({
-        "model_type": model_type,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": if model_type == "gpt2" { HEADS } else { 2 },
-        "tie_word_embeddings": model_type == "gpt2",
-    })
-}
 
 fn gpt() -> Model {
     llama(&canonical(&layout("gpt/tp1")))
@@ -298,12 +67,12 @@ fn a_mixture_of_experts_equals_every_layout_of_it() {
         }
         let both = gate.into_iter().zip(up).map(|(gate, up)| {
             let rows = gate.shape[0] + up.shape[0];
-            let both = Plain::stacked(&[gate, up]);
-            Plain { shape: vec![rows, both.shape[2]], ..both }
+            let both = Array::stacked(&[gate, up]);
+            Array { shape: vec![rows, both.shape[2]], ..both }
         });
-        let both: Vec<Plain> = both.collect();
-        packed.insert(format!("{layer}.gate_up_proj"), Plain::stacked(&both));
-        packed.insert(format!("{layer}.down_proj"), Plain::stacked(&down));
+        let both: Vec<Array> = both.collect();
+        packed.insert(format!("{layer}.gate_up_proj"), Array::stacked(&both));
+        packed.insert(format!("{layer}.down_proj"), Array::stacked(&down));
     }
     assert!(packed.len() < hf.len());
     assert_equals_every_layout("moe", "seq-ep1", &packed, &config("qwen2_moe"));
@@ -341,7 +110,7 @@ fn experts_of_gpt_oss_are_turned_and_alternate() {
         .into_iter()
         .map(|(name, tensor)| (name.replace("mlp.gate", "mlp.router"), tensor))
         .collect();
-    let pairs = |tensor: &Plain| {
+    let pairs = |tensor: &Array| {
         let half = tensor.shape[0] / 2;
         tensor.rows((0..half).flat_map(|row| [row, half + row]))
     };
@@ -350,17 +119,17 @@ fn experts_of_gpt_oss_are_turned_and_alternate() {
             model[&format!("decoder.layers.{layer}.mlp.experts.local_experts.{number}.{rest}")]
                 .clone()
         };
-        let all = |rest: &str, change: &dyn Fn(&Plain) -> Plain| {
-            let parts: Vec<Plain> = (0..4).map(|number| change(&expert(number, rest))).collect();
-            Plain::stacked(&parts)
+        let all = |rest: &str, change: &dyn Fn(&Array) -> Array| {
+            let parts: Vec<Array> = (0..4).map(|number| change(&expert(number, rest))).collect();
+            Array::stacked(&parts)
         };
         let mut put = |name: &str, tensor| {
             hf.insert(format!("model.layers.{layer}.mlp.experts.{name}"), tensor);
         };
-        put("gate_up_proj", all("linear_fc1.weight", &|tensor| pairs(tensor).turned()));
+        put("gate_up_proj", all("linear_fc1.weight", &|tensor| pairs(tensor).transposed()));
         put("gate_up_proj_bias", all("linear_fc1.bias", &pairs));
-        put("down_proj", all("linear_fc2.weight", &Plain::turned));
-        put("down_proj_bias", all("linear_fc2.bias", &Plain::clone));
+        put("down_proj", all("linear_fc2.weight", &Array::transposed));
+        put("down_proj_bias", all("linear_fc2.bias", &Array::clone));
     }
     assert_equals_every_layout("moe-bias", "seq-ep1", &hf, &config("gpt_oss"));
 }
@@ -496,9 +265,9 @@ fn heads_that_do_not_come_to_the_rows_are_no_guess() {
 
 #[test]
 fn parts_of_odd_shapes_are_named_and_the_rest_compared() {
-    let scalar = Plain { dtype: "bfloat16".to_owned(), shape: Vec::new(), bytes: vec![0; 2] };
-    let row = Plain { shape: vec![24], bytes: vec![0; 48], ..scalar.clone() };
-    let wide = Plain { dtype: "float32".to_owned(), bytes: vec![0; 96], ..row.clone() };
+    let scalar = Array { dtype: "bfloat16".to_owned(), shape: Vec::new(), bytes: vec![0; 2] };
+    let row = Array { shape: vec![24], bytes: vec![0; 48], ..scalar.clone() };
+    let wide = Array { dtype: "float32".to_owned(), bytes: vec![0; 96], ..row.clone() };
     let gpt2 = gpt2(&canonical(&layout("gpt-mha/tp1")));
     for (layout_name, model, model_type, name) in [
         ("gpt/tp2", gpt(), "qwen3", "model.layers.0.self_attn.q_proj.weight"),
@@ -576,52 +345,6 @@ fn quantized_weights_are_not_compared_by_their_bits() {
     let run = compare(&layout("gpt/tp2"), folder(&quantized, &config("qwen3")).path());
     run.refuses(&[&format!("b: {name}: is quantized"), "dequantize the model first"]);
     assert_eq!(run.stderr.matches("ckptcmp: ").count(), 1, "{run:?}");
-}
-
-/// llm.c's file of a Llama in bfloat16: pairs of neighbouring rows are rotated, and the second linear is the gate.
-fn llama_bin(model: &Model, groups: usize) -> Vec<u8> {
-    let layers = model.keys().filter_map(|name| in_layer(name, "decoder.layers."));
-    let layers = layers.map(|(number, _)| number + 1).max().unwrap();
-    let of =
-        |layer: usize, rest: &str| model[&format!("decoder.layers.{layer}.{rest}.weight")].clone();
-    let embeddings = &model["embedding.word_embeddings.weight"];
-    let [vocabulary, hidden] = embeddings.shape[..] else { panic!("no matrix") };
-    let ffn = of(0, "mlp.linear_fc1").shape[0] / 2;
-    let multiplier = ffn as f32 / (2 * (4 * hidden) / 3) as f32;
-    let fields = [20_240_803, 5, 64, vocabulary, layers, HEADS, groups, hidden];
-    let mut bytes: Vec<u8> =
-        fields.iter().flat_map(|field| u32::try_from(*field).unwrap().to_le_bytes()).collect();
-    bytes.extend(multiplier.to_le_bytes());
-    bytes.extend(1_u32.to_le_bytes());
-    bytes.resize(1024, 0);
-    let qkv = |layer: usize| {
-        let whole = of(layer, "self_attention.linear_qkv");
-        let size = hidden / HEADS;
-        let [queries, keys, values] = head_rows(whole.shape[0], groups);
-        let pairs = |rows: Vec<usize>| {
-            let heads = rows
-                .chunks(size)
-                .flat_map(|head| (0..size / 2).flat_map(|row| [head[row], head[size / 2 + row]]));
-            heads.collect::<Vec<_>>()
-        };
-        whole.rows([pairs(queries), pairs(keys), values].concat())
-    };
-    bytes.extend(&embeddings.bytes);
-    let kinds: [&dyn Fn(usize) -> Plain; 7] = [
-        &|layer| of(layer, "input_layernorm"),
-        &qkv,
-        &|layer| of(layer, "self_attention.linear_proj"),
-        &|layer| of(layer, "pre_mlp_layernorm"),
-        &|layer| halves(&of(layer, "mlp.linear_fc1"))[1].clone(),
-        &|layer| halves(&of(layer, "mlp.linear_fc1"))[0].clone(),
-        &|layer| of(layer, "mlp.linear_fc2"),
-    ];
-    for kind in kinds {
-        (0..layers).for_each(|layer| bytes.extend(kind(layer).bytes));
-    }
-    bytes.extend(&model["decoder.final_layernorm.weight"].bytes);
-    bytes.extend(&model["output_layer.weight"].bytes);
-    bytes
 }
 
 #[test]
