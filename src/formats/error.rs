@@ -10,7 +10,7 @@ use crate::containers::safetensors::SafetensorsError;
 use crate::containers::torch::TorchError;
 use crate::layout::{LayoutError, RankCoord};
 
-/// Why a checkpoint cannot be opened.
+/// Reason why a checkpoint cannot be opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -19,7 +19,7 @@ pub enum OpenError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// Nothing there that any format knows.
@@ -27,7 +27,7 @@ pub enum OpenError {
     Unrecognized {
         /// The file or folder.
         path: PathBuf,
-        /// What would have been one.
+        /// Words for what would have been one.
         looked_for: String,
     },
     /// Nothing there that any format knows, but in what lies in the folder.
@@ -51,7 +51,7 @@ pub enum OpenError {
     /// The format asked for does not exist.
     #[error("no format is called {name}: there are {}", known.join(", "))]
     NoSuchFormat {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// The formats that there are.
         known: Vec<&'static str>,
@@ -61,7 +61,7 @@ pub enum OpenError {
     Tracker {
         /// The tracker file.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The fault and the remedy.
         what: String,
     },
     /// A file is damaged or no torch file.
@@ -69,7 +69,7 @@ pub enum OpenError {
     Torch {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault in it.
         source: TorchError,
     },
     /// A file is damaged or no safetensors file.
@@ -77,7 +77,7 @@ pub enum OpenError {
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault in it.
         source: SafetensorsError,
     },
     /// The metadata of a distributed checkpoint cannot be read.
@@ -88,19 +88,19 @@ pub enum OpenError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault in it.
         what: String,
     },
     /// Shards that the layout needs are not there.
     #[error("{}", missing_text(shards))]
     MissingShards {
-        /// What is missing.
+        /// The missing shards.
         shards: Vec<MissingShard>,
     },
     /// Files that the checkpoint needs are not there.
     #[error("{}", missing_files_text(files))]
     MissingFiles {
-        /// What is missing.
+        /// The missing files.
         files: Vec<MissingFile>,
     },
     /// The layout cannot be put together.
@@ -108,7 +108,7 @@ pub enum OpenError {
     Layout {
         /// The checkpoint.
         path: PathBuf,
-        /// Why not.
+        /// The fault in it.
         source: LayoutError,
     },
 }
@@ -116,20 +116,20 @@ pub enum OpenError {
 /// A shard that the layout needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingShard {
-    /// Where it should be.
+    /// The place where it should be.
     pub path: PathBuf,
     /// Its rank.
     pub rank: RankCoord,
-    /// Why it is needed.
+    /// Reason why it is needed.
     pub why: String,
 }
 
 /// A file that the checkpoint needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingFile {
-    /// Where it should be.
+    /// The place where it should be.
     pub path: PathBuf,
-    /// Why it is needed.
+    /// Reason why it is needed.
     pub why: String,
 }
 

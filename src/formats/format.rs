@@ -1,4 +1,4 @@
-//! The row of a format, and how a checkpoint is to be read.
+//! The row of a format, and the options of reading a checkpoint.
 
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Section};
@@ -25,7 +25,7 @@ pub struct Format {
     pub(super) read: fn(&Root, &OpenOptions) -> Result<Catalog, OpenError>,
 }
 
-/// How a checkpoint is to be read.
+/// Options of reading a checkpoint.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
     /// The sections to read; a format looks at nothing that only another one needs.
@@ -36,7 +36,7 @@ pub struct OpenOptions {
     pub run_args: Vec<(String, PlainValue)>,
     /// Sharding rules that win over the table.
     pub rules: Vec<UserRule>,
-    /// What counts where replicas disagree, instead of what the format's own software does.
+    /// The replica that counts where some disagree, instead of that of the format's own software.
     pub replicas: Option<Merge>,
 }
 
@@ -49,7 +49,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Whether to read a section.
+    /// Tells whether to read a section.
     pub(super) fn wants(&self, section: Section) -> bool {
         self.sections.contains(&section)
     }

@@ -111,12 +111,12 @@ impl Probe {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Whether it is a file and no folder.
+    /// Tells whether it is a file and no folder.
     pub(super) fn is_file(&self) -> bool {
         self.listing.is_none()
     }
 
-    /// Whether names and first bytes are all that may be looked at.
+    /// Tells whether names and first bytes are all that may be looked at.
     pub(super) fn is_shallow(&self) -> bool {
         self.is_shallow
     }
@@ -131,12 +131,12 @@ impl Probe {
         self.listing.iter().flat_map(|listing| listing.keys().map(String::as_str))
     }
 
-    /// Whether the folder has such an entry, whatever it is.
+    /// Tells whether the folder has such an entry, whatever it is.
     pub(super) fn has(&self, name: &str) -> bool {
         self.listing.as_ref().is_some_and(|listing| listing.contains_key(name))
     }
 
-    /// Whether the folder has such a folder. A link that cannot be followed counts as one: to go there is to learn why.
+    /// Tells whether the folder has such a folder. A link that cannot be followed counts as one: to go there is to learn why.
     pub(super) fn has_folder(&self, name: &str) -> bool {
         match self.listing.as_ref().and_then(|listing| listing.get(name)) {
             Some(kind) if kind.is_symlink() => {
@@ -182,7 +182,7 @@ impl Probe {
         Ok(self.head.get_or_init(|| head))
     }
 
-    /// What a small file of this folder says.
+    /// The content of a small file of this folder.
     ///
     /// # Errors
     /// It is there and cannot be read.
@@ -199,7 +199,7 @@ impl Probe {
         Ok(found)
     }
 
-    /// Whether `test` holds for what `torch.save` wrote in this file; not where this is no such file, or a damaged one.
+    /// Tells whether `test` holds for what `torch.save` wrote in this file; not where this is no such file, or a damaged one.
     pub(super) fn torch_says(&self, test: impl FnOnce(&TorchFile) -> bool) -> bool {
         let is_torch = || self.head().is_ok_and(torch::may_start_with);
         if !self.is_file() || self.is_shallow || !is_torch() {
@@ -226,12 +226,12 @@ impl Probe {
         Ok(OpenedTorch { files, file, torch })
     }
 
-    /// Whether this folder has the metadata of a distributed checkpoint, of one coordinator or of every rank.
+    /// Tells whether this folder has the metadata of a distributed checkpoint, of one coordinator or of every rank.
     pub(super) fn has_metadata(&self) -> bool {
         self.has(dcp::METADATA) || self.names().any(|name| dcp::rank_of_metadata(name).is_some())
     }
 
-    /// Whether `test` holds for the metadata of this folder; not where there is none, or a damaged one.
+    /// Tells whether `test` holds for the metadata of this folder; not where there is none, or a damaged one.
     pub(super) fn metadata_says(&self, test: impl FnOnce(&dcp::Metadata) -> bool) -> bool {
         if self.is_shallow || !self.has_metadata() {
             return false;

@@ -15,29 +15,29 @@ use super::error::OpenError;
 use super::format::Format;
 use super::probe::{Probe, SmallFile};
 
-/// Where a checkpoint is.
+/// The place of a checkpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Root {
     /// A file, or the folder of one iteration or of one rank.
     pub path: PathBuf,
     /// The iteration, where a name on the way told it.
     pub iteration: Option<u64>,
-    /// What the user should know of how it was found.
+    /// Notes for the user on the way to it.
     pub notes: Vec<String>,
-    /// What is there.
+    /// The probe of the path.
     pub probe: Rc<Probe>,
 }
 
-/// What a format makes of a path.
+/// The claim of a format to a path.
 #[derive(Debug)]
 pub(super) struct Claim {
-    /// What it rests on: one thing is that of one format, two things may be two checkpoints.
+    /// The thing that it rests on: the same thing is of one format, two things may be two checkpoints.
     evidence: &'static str,
     score: Score,
     target: Target,
 }
 
-/// How specific the evidence of a claim is.
+/// Degree to which the evidence of a claim is one format's only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Score {
     /// Folders in it have names that others may use, too.
@@ -102,13 +102,13 @@ impl Claim {
         Self { evidence, score, target: Target::Broken(error) }
     }
 
-    /// Whether it makes another claim void.
+    /// Tells whether it makes another claim void.
     fn beats(&self, other: &Self) -> bool {
         let is_apart = self.evidence != other.evidence && other.score >= Score::Names;
         self.score > other.score && (self.score == Score::Tracker || !is_apart)
     }
 
-    /// Whether it is the same claim as another format's.
+    /// Tells whether it is the same claim as another format's.
     fn repeats(&self, other: &Self) -> bool {
         let is_way = !matches!(self.target, Target::Here);
         is_way && self.score == other.score && self.evidence == other.evidence

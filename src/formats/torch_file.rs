@@ -5,10 +5,11 @@ use crate::containers::torch;
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
+use super::error::OpenError;
+use super::format::{Format, OpenOptions};
 use super::nest::tensors_of;
 use super::probe::{OpenedTorch, Probe};
 use super::roots::{Claim, FILE, Root, Score};
-use super::{Format, OpenError, OpenOptions};
 
 /// `torch-file`: a single `.pt`, `.pth`, `.bin` or `.ckpt` file.
 pub(super) const FORMAT: Format = Format {
@@ -20,7 +21,7 @@ pub(super) const FORMAT: Format = Format {
     read,
 };
 
-/// What the names of such files end in.
+/// Endings of the names of such files.
 const ENDINGS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 
 /// Claims any file: if it is none of torch's, its reader says best what it is.

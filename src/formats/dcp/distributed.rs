@@ -21,9 +21,10 @@ use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
 
 use super::FORMAT;
+use crate::formats::error::OpenError;
+use crate::formats::format::OpenOptions;
 use crate::formats::probe::Probe;
 use crate::formats::roots::Root;
-use crate::formats::{OpenError, OpenOptions};
 
 /// The number of the writing rank, from 1 on, in the name of a shard: `shard-RRRRR-model-MMMMM-of-NNNNN.safetensors`.
 fn rank_of_shard(name: &str) -> Option<u64> {
@@ -52,9 +53,9 @@ pub(super) fn is_distributed(folder: &Probe) -> bool {
     !shards.is_empty() && !has_others
 }
 
-pub(super) fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let folder = &located.path;
-    let (shards, _) = shard_files(&located.probe);
+pub(super) fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let folder = &root.path;
+    let (shards, _) = shard_files(&root.probe);
     let mut files = FileSet::default();
     let mut ids = Vec::with_capacity(shards.len());
     for name in shards.keys() {
@@ -65,7 +66,7 @@ pub(super) fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, Ope
         ids.par_iter().map(|&id| ShardFile::open(&files, files.whole(id))).collect();
     let origin = Origin {
         format: FORMAT.name,
-        iteration: located.iteration,
+        iteration: root.iteration,
         shards: ids.len(),
         ..Origin::default()
     };

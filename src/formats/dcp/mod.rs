@@ -20,12 +20,13 @@ use crate::containers::torch::TorchFile;
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
+use super::error::OpenError;
+use super::format::{Format, OpenOptions};
 use super::nest::tensors_of;
 use super::probe::{OpenedMetadata, Probe};
 use super::roots::{Claim, FILE, METADATA as EVIDENCE, Root, Score, newest_note, numbered};
 use super::state::{scalar, state_of};
 use super::walk::joined;
-use super::{Format, OpenError, OpenOptions};
 use names::{Named, Names, is_flat_parameter};
 
 /// `dcp`: a folder of data files with `.metadata`, with `__<rank>.metadata` of every rank, or of safetensors shards.
@@ -38,7 +39,7 @@ pub(super) const FORMAT: Format = Format {
     read,
 };
 
-/// What the folders of torchtitan and others begin with that hold the checkpoint of one step each.
+/// Prefixes of the folders of torchtitan and others that hold the checkpoint of one step each.
 const STEPS: [&str; 2] = ["step-", "step_"];
 
 /// The folder into which Hugging Face accelerate puts the model, beside `optimizer_0` (accelerate 1.0, `utils/constants.py`).
@@ -71,11 +72,11 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     }))
 }
 
-fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    if distributed::is_distributed(&located.probe) {
-        return distributed::read(located, options);
+fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    if distributed::is_distributed(&root.probe) {
+        return distributed::read(root, options);
     }
-    let OpenedMetadata { mut files, metadata } = located.probe.take_metadata()?;
+    let OpenedMetadata { mut files, metadata } = root.probe.take_metadata()?;
     let keys = metadata.tensors.keys().map(|key| &**key);
     let objects = metadata.objects.keys().map(|key| &**key);
     let names = Names::of(keys, objects, metadata.parents.as_ref());
@@ -95,10 +96,10 @@ fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         .cloned()
         .collect();
     let mut checkpoint =
-        Checkpoint::of(metadata, &located.path, &mut files, |key| wanted.contains(key));
+        Checkpoint::of(metadata, &root.path, &mut files, |key| wanted.contains(key));
     let origin = Origin {
         format: FORMAT.name,
-        iteration: located.iteration,
+        iteration: root.iteration,
         shards: checkpoint.data_files,
         ..Origin::default()
     };

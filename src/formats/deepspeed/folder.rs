@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::base::limits::LIMITS;
-use crate::formats::OpenError;
+use crate::formats::error::OpenError;
 use crate::formats::probe::Probe;
 use crate::formats::roots::{Claim, DEEPSPEED, Score, newest_note, numbered, step_behind, tracked};
 use crate::names::{index, printable};
@@ -148,7 +148,7 @@ pub(super) fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     }))
 }
 
-/// Whether a folder has one of this name that holds a tag.
+/// Tells whether a folder has one of this name that holds a tag.
 fn has_tag(probe: &Probe, name: &str) -> Result<bool, OpenError> {
     probe.child(name)?.map_or(Ok(false), |tag| is_tag(&tag))
 }

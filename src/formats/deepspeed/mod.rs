@@ -23,8 +23,9 @@ mod zero;
 use crate::catalog::{Catalog, Section};
 use crate::storage::FileSet;
 
+use super::error::OpenError;
+use super::format::{Format, OpenOptions};
 use super::roots::Root;
-use super::{Format, OpenError, OpenOptions};
 
 use folder::Folder;
 use ranks::{Run, Weights};

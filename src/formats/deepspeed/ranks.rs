@@ -8,7 +8,8 @@ use rayon::prelude::*;
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
-use crate::formats::{MissingFile, OpenError, OpenOptions};
+use crate::formats::error::{MissingFile, OpenError};
+use crate::formats::format::OpenOptions;
 use crate::layout::{ArgName, RunArgs};
 use crate::storage::{FileId, FileSet};
 

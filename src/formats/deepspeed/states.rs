@@ -11,7 +11,7 @@ use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, ValueId};
-use crate::formats::OpenError;
+use crate::formats::error::OpenError;
 use crate::formats::nest::key_text;
 use crate::formats::state::{args_of, state_of};
 use crate::formats::walk::{Bounds, TensorWalk};

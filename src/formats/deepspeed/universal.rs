@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::catalog::Problem;
-use crate::formats::{MissingFile, OpenError};
+use crate::formats::error::{MissingFile, OpenError};
 use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, StoredTensor};
 

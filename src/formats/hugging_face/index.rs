@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA};
 use crate::base::plain::PlainValue;
-use crate::formats::OpenError;
+use crate::formats::error::OpenError;
 
 /// The file of each tensor of a model.
 #[derive(Debug, Deserialize)]

@@ -18,10 +18,11 @@ use crate::names::Name;
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
+use super::error::OpenError;
+use super::format::{Format, OpenOptions};
 use super::probe::{Probe, SmallFile};
 use super::roots::{Claim, FILE, Root, Score, newest_note, numbered};
 use super::walk::Bounds;
-use super::{Format, OpenError, OpenOptions};
 
 use index::{Index, read_json};
 use parts::{Part, read_parts};
@@ -37,7 +38,7 @@ pub(super) const FORMAT: Format = Format {
     read,
 };
 
-/// What the folders that the Trainer saves into begin with.
+/// Prefix of the folders that the Trainer saves into.
 const STEPS: &str = "checkpoint-";
 
 /// The description of the model.
@@ -99,10 +100,10 @@ fn snapshot(model: &Probe) -> Result<Option<Claim>, OpenError> {
     Ok(snapshot.map(to))
 }
 
-fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let (path, is_file) = (&located.path, located.probe.is_file());
+fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let (path, is_file) = (&root.path, root.probe.is_file());
     let folder = if is_file { path.parent().unwrap_or(Path::new("")) } else { path };
-    let source = if is_file { Some(Source::of_file(path)) } else { Source::find(&located.probe) };
+    let source = if is_file { Some(Source::of_file(path)) } else { Source::find(&root.probe) };
     let Some(source) = source else {
         return Err(OpenError::Unrecognized {
             path: path.clone(),
@@ -119,7 +120,7 @@ fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     // A file on its own is what is in it and no more.
     if !is_file {
         folder.read_companions();
-        if located.probe.has_folder(SHARDED) {
+        if root.probe.has_folder(SHARDED) {
             let note = "holds the same tensors once more in chunks, and is not read";
             folder.catalog.note(format!("{SHARDED}/ {note}"));
         }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use crate::catalog::Problem;
 use crate::containers::safetensors::Safetensors;
 use crate::containers::torch::TorchFile;
-use crate::formats::OpenError;
+use crate::formats::error::OpenError;
 use crate::formats::nest::tensors_of;
 use crate::formats::walk::Bounds;
 use crate::storage::{FileId, FileSet};

@@ -17,9 +17,10 @@ use std::path::PathBuf;
 use crate::catalog::Catalog;
 use crate::storage::FileSet;
 
+use super::error::OpenError;
+use super::format::{Format, OpenOptions};
 use super::probe::Probe;
 use super::roots::{Claim, FILE, Root, Score, newest_note, numbered};
-use super::{Format, OpenError, OpenOptions};
 
 /// `infinitrain`: a step's folder with a folder a rank or without, or a single file.
 pub(super) const FORMAT: Format = Format {
@@ -31,7 +32,7 @@ pub(super) const FORMAT: Format = Format {
     read,
 };
 
-/// What the folders of steps begin with; there is no tracker.
+/// Prefix of the folders of steps; there is no tracker.
 const STEPS: &str = "checkpoint_step_";
 
 /// The word embeddings, which GPT-2 shares with the output layer.
@@ -98,10 +99,10 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     Ok(is_own.then(|| Claim::here(Score::Names, FORMAT.name)))
 }
 
-fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let (path, probe) = (&located.path, &located.probe);
+fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let (path, probe) = (&root.path, &root.probe);
     if ranks::are_in(probe)? {
-        return ranks::read_all(located, options);
+        return ranks::read_all(root, options);
     }
     let file = if probe.is_file() { Some(path.clone()) } else { model_file(probe)? };
     let Some(file) = file else {
@@ -114,6 +115,6 @@ fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let id = files.add(&file).map_err(|source| OpenError::Io { path: file.clone(), source })?;
     match Content::of(&ranks::head(&files, id)) {
         Some(Content::LlmC(model)) => llmc::read(files, id, model, options),
-        _ => ranks::read_single(located, &file, options),
+        _ => ranks::read_single(root, &file, options),
     }
 }

@@ -13,9 +13,10 @@ use rayon::prelude::*;
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
+use crate::formats::error::{MissingShard, OpenError};
+use crate::formats::format::OpenOptions;
 use crate::formats::probe::Probe;
 use crate::formats::roots::Root;
-use crate::formats::{MissingShard, OpenError, OpenOptions};
 use crate::layout::rules::Rules;
 use crate::layout::{
     ArgName, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
@@ -37,7 +38,7 @@ fn rank_number(folder: &str) -> Option<u64> {
     number(digits).filter(|_| digits.len() >= 6)
 }
 
-/// Whether a folder has ranks' folders in it.
+/// Tells whether a folder has ranks' folders in it.
 pub(super) fn are_in(probe: &Probe) -> Result<bool, OpenError> {
     for name in probe.names().filter(|name| rank_number(name).is_some()) {
         if let Some(rank) = probe.child(name)?
@@ -75,15 +76,15 @@ struct Run {
 
 /// Reads one file, whatever it is a part of.
 pub(super) fn read_single(
-    located: &Root,
+    root: &Root,
     file: &Path,
     options: &OpenOptions,
 ) -> Result<Catalog, OpenError> {
     let folder = file.parent().unwrap_or(Path::new(""));
     // Beside a lone file may lie what belongs to another one.
-    let is_folder = !located.probe.is_file();
+    let is_folder = !root.probe.is_file();
     let states = is_folder.then(|| (String::new(), folder.to_path_buf()));
-    let mut run = Run::new(states.into_iter().collect(), located, options)?;
+    let mut run = Run::new(states.into_iter().collect(), root, options)?;
     let ParallelLayout { tp, pp, .. } = run.world;
     run.is_shard = tp * pp > 1;
     if run.is_shard {
@@ -94,16 +95,16 @@ pub(super) fn read_single(
     let optimizer = is_folder.then(|| optimizer_file(folder)).flatten();
     let rank = RankFiles::add(&mut files, String::new(), folder, file, optimizer)?;
     let rank = rank.read(&files, RankCoord::default(), options)?;
-    Ok(run.into_catalog(files, vec![rank], located, options))
+    Ok(run.into_catalog(files, vec![rank], root, options))
 }
 
 /// Reads all ranks of a step.
-pub(super) fn read_all(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let path = &located.path;
-    let folders = rank_folders(&located.probe)?;
+pub(super) fn read_all(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let path = &root.path;
+    let folders = rank_folders(&root.probe)?;
     let states = folders.values().map(|name| (name.clone(), path.join(name))).collect();
-    let mut run = Run::new(states, located, options)?;
-    if let Some(file) = model_file(&located.probe)? {
+    let mut run = Run::new(states, root, options)?;
+    if let Some(file) = model_file(&root.probe)? {
         run.notes.push(format!("{}: left out beside rank_* folders", file.display()));
     }
     let found: Vec<u64> = folders.keys().copied().collect();
@@ -114,7 +115,7 @@ pub(super) fn read_all(located: &Root, options: &OpenOptions) -> Result<Catalog,
     for number in 0..total {
         let coord = run.coord(number);
         let folder = folders.get(&number).cloned().unwrap_or(format!("rank_{number:06}"));
-        let probe = located.probe.child(&folder)?;
+        let probe = root.probe.child(&folder)?;
         let file = probe.map_or(Ok(None), |probe| model_file(&probe))?;
         let folder = path.join(folder);
         match file {
@@ -142,7 +143,7 @@ pub(super) fn read_all(located: &Root, options: &OpenOptions) -> Result<Catalog,
         .into_par_iter()
         .map(|(coord, rank)| rank.read(&files, coord, options))
         .collect::<Result<_, OpenError>>()?;
-    Ok(run.into_catalog(files, ranks, located, options))
+    Ok(run.into_catalog(files, ranks, root, options))
 }
 
 /// The ranks' folders by number.
@@ -238,7 +239,7 @@ impl Run {
     /// Reads what the first of these folders says of the run; others that say something else are problems.
     fn new(
         folders: Vec<(String, PathBuf)>,
-        located: &Root,
+        root: &Root,
         options: &OpenOptions,
     ) -> Result<Self, OpenError> {
         let mut states = Vec::new();
@@ -272,7 +273,7 @@ impl Run {
             }
         }
         let run_args = RunArgs::new(trainer_state::run_args(&state), &options.run_args);
-        let in_layout = |source| OpenError::Layout { path: located.path.clone(), source };
+        let in_layout = |source| OpenError::Layout { path: root.path.clone(), source };
         for arg in [ArgName::TENSOR_MODEL_PARALLEL_SIZE, ArgName::PIPELINE_MODEL_PARALLEL_SIZE] {
             match run_args.size(arg) {
                 None if several && state.is_empty() => {
@@ -340,7 +341,7 @@ impl Run {
         mut self,
         files: FileSet,
         ranks: Vec<Rank>,
-        located: &Root,
+        root: &Root,
         options: &OpenOptions,
     ) -> Catalog {
         let mut layout = format!("tp{} pp{}", self.world.tp, self.world.pp);
@@ -351,7 +352,7 @@ impl Run {
         let origin = Origin {
             format: super::FORMAT.name,
             layout,
-            iteration: trainer_state::integer(&self.state, "global_step").or(located.iteration),
+            iteration: trainer_state::integer(&self.state, "global_step").or(root.iteration),
             shards: ranks.len(),
             naming: names::Naming::InfiniTrain,
             ..Origin::default()

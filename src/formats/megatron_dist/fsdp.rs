@@ -10,12 +10,13 @@ use crate::containers::dcp::{Checkpoint, Metadata};
 use crate::storage::FileSet;
 
 use super::{Common, Key, USUAL_FOLDERS, dcp, into_catalog};
+use crate::formats::error::OpenError;
+use crate::formats::format::{Format, OpenOptions};
 use crate::formats::iterations::{self, LOOKED_FOR};
 use crate::formats::probe::{OpenedMetadata, Probe};
 use crate::formats::roots::{Claim, METADATA as EVIDENCE, Root, Score};
 use crate::formats::state::{args_of, state_of};
 use crate::formats::walk::Bounds;
-use crate::formats::{Format, OpenError, OpenOptions};
 
 /// `megatron-fsdp`: its files are those of any distributed checkpoint, so only the names of its tensors tell it.
 pub(in crate::formats) const FORMAT: Format = Format {
@@ -43,8 +44,8 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     Ok(probe.metadata_says(has_linears).then(|| Claim::here(Score::Keys, EVIDENCE)))
 }
 
-fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let OpenedMetadata { files, metadata } = located.probe.take_metadata()?;
+fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let OpenedMetadata { files, metadata } = root.probe.take_metadata()?;
     // A state dict of the model alone has no sections.
     let has_sections = metadata.tensors.keys().any(|key| key.starts_with("model."));
     let is_other = |key: &str| has_sections && !key.starts_with("model.");
@@ -55,13 +56,13 @@ fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let is_left_out = |key: &str| matches!(parse(key), Key::Weight(_)) && is_other(key);
     let keys = metadata.tensors.keys().filter(|key| is_left_out(key));
     let left_out: Vec<String> = keys.map(ToString::to_string).collect();
-    let (checkpoint, mut found) = dcp::open(metadata, files, &located.path, wanted);
+    let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted);
     found.tensors.retain(|stored| !is_left_out(&stored.key));
     let (common, problems) = of_objects(&checkpoint, &found.files, &found.objects);
     found.common = common;
     found.problems.extend(problems);
     found.objects.extend(left_out);
-    Ok(into_catalog(found, FORMAT.name, located, options, parse))
+    Ok(into_catalog(found, FORMAT.name, root, options, parse))
 }
 
 /// `optimizer.state.<parameter>.<state>`, else a weight.

@@ -25,11 +25,12 @@ use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
 use self::optimizer::{Key, OptimizerBuckets, parse};
+use super::error::OpenError;
+use super::format::OpenOptions;
 use super::probe::{Probe, SmallFile};
 use super::roots::Root;
 use super::state::{args_of, state_at};
 use super::walk::Bounds;
-use super::{OpenError, OpenOptions};
 
 /// The file that says which backend wrote a checkpoint. It is written last.
 const METADATA: &str = "metadata.json";
@@ -129,7 +130,7 @@ impl Common {
 fn into_catalog(
     found: Found,
     format: &'static str,
-    located: &Root,
+    root: &Root,
     options: &OpenOptions,
     parse: impl Fn(&str) -> Key<'_>,
 ) -> Catalog {
@@ -146,7 +147,7 @@ fn into_catalog(
     let origin = Origin {
         format,
         layout: layout_text(&run_args),
-        iteration: common.iteration.or(located.iteration),
+        iteration: common.iteration.or(root.iteration),
         shards,
         left_out: objects.len() + assembly.buffers,
         naming: Naming::Canonical,
@@ -170,7 +171,7 @@ fn into_catalog(
     for prefix in model.into_iter().chain(prefixes) {
         catalog.tie_output_layer(&prefix, None, &run_args);
     }
-    if located.path.join(MODELOPT).is_dir() {
+    if root.path.join(MODELOPT).is_dir() {
         catalog.note(format!("left out {MODELOPT}, which is no part of the model"));
     }
     catalog.finish()

@@ -6,10 +6,11 @@ use crate::containers::dcp::{Checkpoint, METADATA as DCP_METADATA, Metadata};
 use super::{
     COMMON, Common, Found, Key, METADATA, USUAL_FOLDERS, backend, dcp, into_catalog, parse,
 };
+use crate::formats::error::OpenError;
+use crate::formats::format::{Format, OpenOptions};
 use crate::formats::iterations::{self, LOOKED_FOR};
 use crate::formats::probe::{OpenedMetadata, Probe};
 use crate::formats::roots::{Claim, METADATA as EVIDENCE, Root, Score};
-use crate::formats::{Format, OpenError, OpenOptions};
 
 /// `megatron-torch_dist`: `metadata.json` says `torch_dist`.
 pub(in crate::formats) const FORMAT: Format = Format {
@@ -47,8 +48,8 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     Ok(is_own.then(|| Claim::here(Score::Declared, EVIDENCE)))
 }
 
-fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let probe = &located.probe;
+fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let probe = &root.probe;
     if options.format.is_none() && probe.has(METADATA) && backend(probe)?.is_none() {
         let what =
             "says of no backend that it wrote this checkpoint; name one with --format".to_owned();
@@ -60,8 +61,8 @@ fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         Key::Weight(_) => true,
         _ => options.wants(Section::Optimizer),
     };
-    let (checkpoint, mut found) = dcp::open(metadata, files, &located.path, wanted);
-    let (common, problems) = match Common::of_folder(&located.path, &mut found.files) {
+    let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted);
+    let (common, problems) = match Common::of_folder(&root.path, &mut found.files) {
         Some(common) => common,
         None => of_object(&checkpoint, &found),
     };
@@ -72,7 +73,7 @@ fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             "no {METADATA}, which is written last: the save was interrupted, but all that {DCP_METADATA} lists can be read"
         ));
     }
-    Ok(into_catalog(found, FORMAT.name, located, options, parse))
+    Ok(into_catalog(found, FORMAT.name, root, options, parse))
 }
 
 /// Reads the state of the run from a list with one dict in it; nothing where there is none.

@@ -9,10 +9,11 @@ use crate::storage::FileSet;
 use super::{
     Common, Found, METADATA, MODELOPT, Stored, USUAL_FOLDERS, backend, into_catalog, parse,
 };
+use crate::formats::error::OpenError;
+use crate::formats::format::{Format, OpenOptions};
 use crate::formats::iterations::{self, LOOKED_FOR};
 use crate::formats::probe::Probe;
 use crate::formats::roots::{Claim, METADATA as EVIDENCE, Root, Score};
-use crate::formats::{Format, OpenError, OpenOptions};
 
 /// `megatron-zarr`: `metadata.json` says `zarr`.
 pub(in crate::formats) const FORMAT: Format = Format {
@@ -32,14 +33,14 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     Ok(is_own.then(|| Claim::here(Score::Declared, EVIDENCE)))
 }
 
-fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let mut files = FileSet::default();
-    let (common, mut problems) = Common::of_folder(&located.path, &mut files).unwrap_or_default();
+    let (common, mut problems) = Common::of_folder(&root.path, &mut files).unwrap_or_default();
     let mut tensors = Vec::new();
     let mut objects = Vec::new();
     let mut shards = 0;
-    for key in keys(&located.path)? {
-        let folder = located.path.join(&key);
+    for key in keys(&root.path)? {
+        let folder = root.path.join(&key);
         if folder.join(HEADER).symlink_metadata().is_err() {
             objects.extend(read_objects(&mut files, &folder, &key, &mut problems)?);
             continue;
@@ -58,7 +59,7 @@ fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         }
     }
     let found = Found { files, tensors, objects, common, problems, notes: Vec::new(), shards };
-    Ok(into_catalog(found, FORMAT.name, located, options, parse))
+    Ok(into_catalog(found, FORMAT.name, root, options, parse))
 }
 
 /// The folders of tensors and objects, sorted. Those that end in `.sync` are locks with empty files in them.

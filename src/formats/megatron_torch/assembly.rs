@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
-use crate::formats::OpenOptions;
+use crate::formats::format::OpenOptions;
 use crate::formats::roots::Root;
 use crate::layout::rules::Rules;
 use crate::layout::{
@@ -19,7 +19,7 @@ use super::rank_file::RankFile;
 
 /// A checkpoint by its ranks.
 pub(super) struct RankedCheckpoint<'a> {
-    pub located: &'a Root,
+    pub root: &'a Root,
     pub files: FileSet,
     pub layout: ParallelLayout,
     pub run_args: RunArgs,
@@ -29,10 +29,10 @@ pub(super) struct RankedCheckpoint<'a> {
 
 impl RankedCheckpoint<'_> {
     pub(super) fn into_catalog(self, format: &'static str, options: &OpenOptions) -> Catalog {
-        let Self { located, files, layout, run_args, ranks, notes } = self;
+        let Self { root, files, layout, run_args, ranks, notes } = self;
         let chunks: BTreeSet<u64> =
             ranks.iter().flat_map(|(_, rank)| rank.chunks.keys().copied()).collect();
-        let iteration = ranks.iter().find_map(|(_, rank)| rank.iteration).or(located.iteration);
+        let iteration = ranks.iter().find_map(|(_, rank)| rank.iteration).or(root.iteration);
         let order = HeadOrder::of_version(ranks.iter().find_map(|(_, rank)| rank.version));
         let origin = Origin {
             format,

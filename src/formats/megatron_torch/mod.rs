@@ -36,10 +36,11 @@ use self::rank_folders::{
     MODEL_FILES, RankFolder, RankGrid, add, distrib_optim_beside, is_dist_train, model_file,
     rank_folders, sizes_text,
 };
+use super::error::OpenError;
+use super::format::{Format, OpenOptions};
 use super::iterations::{self, LOOKED_FOR};
 use super::probe::{OpenedTorch, Probe};
 use super::roots::{Claim, FILE, Root, Score};
-use super::{Format, OpenError, OpenOptions};
 
 /// `megatron-torch`: `--ckpt-format torch`, and all there was before it had a name.
 pub(super) const FORMAT: Format = Format {
@@ -72,18 +73,18 @@ fn is_megatron(torch: &TorchFile) -> bool {
         && ["args", "checkpoint_version", "iteration"].into_iter().any(has)
 }
 
-fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    if located.probe.is_file() {
-        let OpenedTorch { files, file, torch } = located.probe.take_torch()?;
-        return read_single(located, files, file, &torch, options);
+fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    if root.probe.is_file() {
+        let OpenedTorch { files, file, torch } = root.probe.take_torch()?;
+        return read_single(root, files, file, &torch, options);
     }
     let mut files = FileSet::default();
-    if let Some(path) = model_file(&located.probe) {
+    if let Some(path) = model_file(&root.probe) {
         let file = add(&mut files, &path)?;
         let torch = open(&files, file)?;
-        return read_single(located, files, file, &torch, options);
+        return read_single(root, files, file, &torch, options);
     }
-    let folders = rank_folders(&located.probe, &mut files, options)?;
+    let folders = rank_folders(&root.probe, &mut files, options)?;
     let ranks: Vec<RankFile> = folders
         .par_iter()
         .enumerate()
@@ -103,17 +104,17 @@ fn read(located: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let args = ranks.iter().find_map(|rank| rank.args.clone()).unwrap_or_default();
     let run_args = RunArgs::new(args, &options.run_args);
     let grid = folder_naming(&folders, &ranks, &run_args)
-        .and_then(|naming| RankGrid::new(&located.path, &folders, naming, &run_args))
-        .map_err(|source| OpenError::Layout { path: located.path.clone(), source })?;
+        .and_then(|naming| RankGrid::new(&root.path, &folders, naming, &run_args))
+        .map_err(|source| OpenError::Layout { path: root.path.clone(), source })?;
     grid.check_complete(&run_args, options)?;
 
     let RankGrid { coords, layout, .. } = grid;
     let notes = undeclared_ranks(&layout, &run_args);
     let ranks = coords.into_iter().zip(ranks).collect();
-    let checkpoint = RankedCheckpoint { located, files, layout, run_args, ranks, notes };
+    let checkpoint = RankedCheckpoint { root, files, layout, run_args, ranks, notes };
     let mut catalog = checkpoint.into_catalog(FORMAT.name, options);
     if options.wants(Section::Optimizer) {
-        note_unread_optimizer(&located.path, &mut catalog);
+        note_unread_optimizer(&root.path, &mut catalog);
     }
     Ok(catalog)
 }
@@ -176,7 +177,7 @@ fn note_unread_optimizer(path: &Path, catalog: &mut Catalog) {
 
 /// Reads one rank's file on its own, as if it were the whole.
 fn read_single(
-    located: &Root,
+    root: &Root,
     mut files: FileSet,
     file: FileId,
     torch: &TorchFile,
@@ -190,7 +191,7 @@ fn read_single(
     let mut run_args = RunArgs::new(rank.args.clone().unwrap_or_default(), &options.run_args);
     let whole = ParallelLayout::new(&[RankCoord::default()], &run_args);
     let layout = ParallelLayout::single(&run_args)
-        .map_err(|source| OpenError::Layout { path: located.path.clone(), source })?;
+        .map_err(|source| OpenError::Layout { path: root.path.clone(), source })?;
     run_args.forget_other_stages();
     let mut notes = Vec::new();
     if let Ok(whole) = whole
@@ -200,6 +201,6 @@ fn read_single(
         notes.push(format!("one shard of {sizes}, compared as the shard that it is"));
     }
     let ranks = vec![(RankCoord::default(), rank)];
-    let checkpoint = RankedCheckpoint { located, files, layout, run_args, ranks, notes };
+    let checkpoint = RankedCheckpoint { root, files, layout, run_args, ranks, notes };
     Ok(checkpoint.into_catalog(FORMAT.name, options))
 }

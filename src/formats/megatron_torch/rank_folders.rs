@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::catalog::Section;
+use crate::formats::error::{MissingShard, OpenError};
+use crate::formats::format::OpenOptions;
 use crate::formats::probe::Probe;
-use crate::formats::{MissingShard, OpenError, OpenOptions};
 use crate::layout::{
     ArgName, FolderNaming, LayoutError, ParallelLayout, RankCoord, RankName, RunArgs,
 };
