@@ -40,15 +40,17 @@ fn mismatch(found: &Value, wanted: &Value) -> Option<String> {
     if let Some(key) = ["numel", "shape"].into_iter().find(|key| found[key] != wanted[key]) {
         return Some(format!("{key} {}, not {}", found[key], wanted[key]));
     }
-    let agree =
-        |key: &str, tolerance: fn(f64) -> f64| match (found[key].as_f64(), wanted[key].as_f64()) {
-            (Some(found), Some(wanted)) => (found - wanted).abs() <= tolerance(wanted),
+    let tolerance_of_l2 = L2_TOLERANCE * wanted["l2"].as_f64().unwrap_or_default();
+    for (key, tolerance) in [("l2", tolerance_of_l2), ("cos", COS_TOLERANCE)] {
+        let agree = match (found[key].as_f64(), wanted[key].as_f64()) {
+            (Some(found), Some(wanted)) => (found - wanted).abs() <= tolerance,
             (found, wanted) => found.is_none() && wanted.is_none(),
         };
-    let tolerances: [(&str, fn(f64) -> f64); 2] =
-        [("l2", |wanted| L2_TOLERANCE * wanted.abs()), ("cos", |_| COS_TOLERANCE)];
-    let wrong = tolerances.into_iter().find(|(key, tolerance)| !agree(key, *tolerance));
-    wrong.map(|(key, _)| format!("{key} {}, not {}", found[key], wanted[key]))
+        if !agree {
+            return Some(format!("{key} {}, not {}", found[key], wanted[key]));
+        }
+    }
+    None
 }
 
 /// Runs the command on a row; the reason if it does not hold.
@@ -142,7 +144,7 @@ fn no_checkpoint_and_no_oracle_is_forgotten() {
             && !is_used(path)
             && !others.iter().any(|other| name.contains(other))
     });
-    assert_eq!(forgotten.collect::<Vec<_>>(), [PathBuf::new(); 0]);
+    assert_eq!(forgotten.collect::<Vec<_>>(), Vec::<PathBuf>::new());
 }
 
 #[test]

@@ -43,7 +43,12 @@ pub(crate) fn for_all<T: Copy + std::fmt::Debug + Send + 'static>(
     let (sender, receiver) = mpsc::channel();
     let all = items.clone();
     // A step that panics drops the sender.
-    std::thread::spawn(move || all.into_iter().all(|item| sender.send(step(item)).is_ok()));
+    std::thread::spawn(move || {
+        for item in all {
+            step(item);
+            sender.send(()).unwrap();
+        }
+    });
     for item in items {
         assert_eq!(receiver.recv_timeout(PATIENCE), Ok(()), "{context}: {item:?}");
     }

@@ -9,7 +9,7 @@ use ckptcmp::pairing::{Selection, pair};
 use ckptcmp::storage::FileSet;
 
 use crate::common::crafted::compare;
-use crate::common::damage::{Victim, pick};
+use crate::common::damage::{Victim, pick, random};
 use crate::common::{files, in_process, layout};
 
 /// Small checkpoints of every container, and one whose experts are taken apart.
@@ -86,7 +86,8 @@ fn the_command_survives_changed_bytes_in_little_memory() {
         for number in 0..40 {
             let seed = 77_000_000 + turn * 1000 + number;
             let mut bytes = victim.bytes().to_vec();
-            bytes[structure[pick(seed, structure.len())]] = pick(seed + 500, 256) as u8;
+            bytes[structure[pick(seed, structure.len())]] =
+                random(seed as u64 + 500).to_le_bytes()[0];
             fs::write(victim.file(), bytes).unwrap();
             compare(&format!("{sample}, change {number}"), &victim.path(), &layout(sample));
         }

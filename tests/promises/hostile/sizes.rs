@@ -116,7 +116,11 @@ fn tensors_that_fall_to_pieces_are_refused() {
     let all = dict(names.iter().map(|name| (name.as_str(), value())));
     let heads = large(&dict([("args", args), version, ("model", all)]));
     let run = compare("heads", &heads.path(), &heads.path());
-    assert!(run.code == 2 && run.stderr.contains("more parts"), "{}", run.stderr);
+    assert!(
+        run.code == 2 && run.stderr.contains("more bytes of tensor names and pieces"),
+        "{}",
+        run.stderr
+    );
 
     let names: Vec<String> = (0..200)
         .map(|expert| {
@@ -128,7 +132,11 @@ fn tensors_that_fall_to_pieces_are_refused() {
     let all = dict(names.iter().map(|name| (name.as_str(), value())));
     let interleaved = large(&dict([("args", args), ("model", all)]));
     let run = compare("interleaved", &interleaved.path(), &interleaved.path());
-    assert!(run.code == 2 && run.stderr.contains("more parts"), "{}", run.stderr);
+    assert!(
+        run.code == 2 && run.stderr.contains("more bytes of tensor names and pieces"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]
