@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use super::pattern::{SuffixTable, expand_braces, fill};
+use super::without_prefixes;
 
 /// When a rewrite holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -250,11 +251,7 @@ impl Dialect {
 /// The name without the modules that only wrap the model (Megatron-LM `fsdp_dtensor_checkpoint.py`, `_strip_wrapper_prefixes`).
 #[must_use]
 pub fn without_wrappers(stored: &str) -> &str {
-    let mut name = stored;
-    while let Some(inner) = name.strip_prefix("module.").or_else(|| name.strip_prefix("model.")) {
-        name = inner;
-    }
-    name
+    without_prefixes(stored, &["module.", "model."])
 }
 
 /// True where a stored name is that of a buffer, which is no weight.

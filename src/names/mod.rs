@@ -37,3 +37,12 @@ static VOCABULARY: LazyLock<pattern::SuffixTable<()>> = LazyLock::new(|| {
 pub fn is_vocabulary(name: &str) -> bool {
     VOCABULARY.find(name).is_some()
 }
+
+/// A name without these prefixes of modules that only wrap a model, however many of them are in front.
+#[must_use]
+pub fn without_prefixes<'n>(mut name: &'n str, wrappers: &[&str]) -> &'n str {
+    while let Some(inner) = wrappers.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
+        name = inner;
+    }
+    name
+}

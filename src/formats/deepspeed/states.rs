@@ -115,11 +115,7 @@ pub(super) const MASTER: &str = "fp32_param";
 
 /// A parameter's name without the wrappers in front of it.
 fn own_name(name: &str) -> &str {
-    let mut name = name;
-    while let Some(rest) = name.strip_prefix("module.") {
-        name = rest;
-    }
-    name
+    name.trim_start_matches("module.")
 }
 
 /// A bare state dict: a layer of a pipeline, or an expert.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use crate::names::Name;
 use crate::names::pattern::SuffixTable;
+use crate::names::{Name, without_prefixes};
 use crate::tensor::LogicalTensor;
 
 /// Tables and masks, by the least number of dimensions they have: a mask is `[1, 1, n, n]`, a bias is not.
@@ -23,12 +23,8 @@ pub(super) fn is_buffer(name: &str, shape: &[u64]) -> bool {
 }
 
 /// A name without what wrappers of a module put in front (data parallel, torch.compile, PEFT).
-pub(super) fn unwrapped(mut name: &str) -> &str {
-    const WRAPPERS: [&str; 3] = ["module.", "_orig_mod.", "base_model.model."];
-    while let Some(rest) = WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
-        name = rest;
-    }
-    name
+pub(super) fn unwrapped(name: &str) -> &str {
+    without_prefixes(name, &["module.", "_orig_mod.", "base_model.model."])
 }
 
 /// GPT-2 as it was first published has its names without `transformer.`.
