@@ -1,7 +1,7 @@
 //! Reasons why a checkpoint cannot be opened.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
@@ -111,6 +111,13 @@ pub enum OpenError {
         /// The fault in it.
         source: LayoutError,
     },
+}
+
+impl OpenError {
+    /// Makes of what the system said the error of this file or folder.
+    pub(super) fn io(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        |source| Self::Io { path: path.to_path_buf(), source }
+    }
 }
 
 /// A shard that the layout needs.

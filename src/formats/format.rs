@@ -32,7 +32,7 @@ pub struct OpenOptions {
     pub sections: Vec<Section>,
     /// The format, where it is not to be detected.
     pub format: Option<String>,
-    /// RunArgs that win over those of the checkpoint's `args`.
+    /// Arguments of the run that win over those of the checkpoint's `args`.
     pub run_args: Vec<(String, PlainValue)>,
     /// Sharding rules that win over the table.
     pub rules: Vec<UserRule>,

@@ -18,6 +18,7 @@
 mod dcp;
 mod deepspeed;
 mod error;
+mod files;
 mod format;
 mod hugging_face;
 mod infinitrain;

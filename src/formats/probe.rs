@@ -16,6 +16,7 @@ use crate::containers::torch::{self, TorchFile};
 use crate::storage::{FileId, FileSet};
 
 use super::error::OpenError;
+use super::files::{add, open_torch};
 
 /// Bytes of a file's head.
 const HEAD: usize = 64;
@@ -70,7 +71,7 @@ impl Probe {
     /// # Errors
     /// It cannot be looked at, or is a folder that cannot be listed.
     pub(super) fn new(path: &Path) -> Result<Rc<Self>, OpenError> {
-        Self::read(path, false).map_err(|source| io_error(path, source))
+        Self::read(path, false).map_err(OpenError::io(path))
     }
 
     /// Looks at what is inside of this folder by names and first bytes alone; `None` where there is no such entry.
@@ -82,7 +83,7 @@ impl Probe {
             return Ok(None);
         }
         let path = self.path.join(name);
-        present(Self::read(&path, true)).map_err(|source| io_error(&path, source))
+        present(Self::read(&path, true)).map_err(OpenError::io(&path))
     }
 
     fn read(path: &Path, is_shallow: bool) -> io::Result<Rc<Self>> {
@@ -159,8 +160,7 @@ impl Probe {
             return Ok(child.clone());
         }
         let path = self.path.join(name);
-        let child = present(Self::read(&path, self.is_shallow))
-            .map_err(|source| io_error(&path, source))?;
+        let child = present(Self::read(&path, self.is_shallow)).map_err(OpenError::io(&path))?;
         self.children.borrow_mut().insert(name.to_owned(), child.clone());
         Ok(child)
     }
@@ -177,7 +177,7 @@ impl Probe {
         if self.is_file() {
             File::open(&self.path)
                 .and_then(|file| file.take(HEAD as u64).read_to_end(&mut head))
-                .map_err(|source| io_error(&self.path, source))?;
+                .map_err(OpenError::io(&self.path))?;
         }
         Ok(self.head.get_or_init(|| head))
     }
@@ -194,7 +194,7 @@ impl Probe {
             return Ok(known.clone());
         }
         let path = self.path.join(name);
-        let found = read_small(&path).map_err(|source| io_error(&path, source))?;
+        let found = read_small(&path).map_err(OpenError::io(&path))?;
         self.small_files.borrow_mut().insert(name.to_owned(), found.clone());
         Ok(found)
     }
@@ -220,9 +220,8 @@ impl Probe {
 
     fn open_torch(&self) -> Result<OpenedTorch, OpenError> {
         let mut files = FileSet::default();
-        let file = files.add(&self.path).map_err(|source| io_error(&self.path, source))?;
-        let torch = TorchFile::open(&files, files.whole(file))
-            .map_err(|source| OpenError::Torch { path: self.path.clone(), source })?;
+        let file = add(&mut files, &self.path)?;
+        let torch = open_torch(&files, file)?;
         Ok(OpenedTorch { files, file, torch })
     }
 
@@ -256,10 +255,6 @@ impl Probe {
     }
 }
 
-fn io_error(path: &Path, source: io::Error) -> OpenError {
-    OpenError::Io { path: path.to_path_buf(), source }
-}
-
 /// Takes what is not found for absent, and no other error.
 fn present<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
@@ -267,6 +262,11 @@ fn present<T>(found: io::Result<T>) -> io::Result<Option<T>> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// The names of what lies in a folder, in order.
+pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, OpenError> {
+    Ok(list(folder).map_err(OpenError::io(folder))?.into_keys().collect())
 }
 
 fn list(folder: &Path) -> io::Result<BTreeMap<String, FileType>> {

@@ -14,6 +14,7 @@ use crate::base::extent::Extent;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::containers::dcp::ShardFile;
 use crate::containers::safetensors::Safetensors;
+use crate::formats::files::add;
 use crate::names::Name;
 use crate::names::index::number;
 use crate::names::megatron::is_buffer;
@@ -59,8 +60,7 @@ pub(super) fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenEr
     let mut files = FileSet::default();
     let mut ids = Vec::with_capacity(shards.len());
     for name in shards.keys() {
-        let path = folder.join(name);
-        ids.push(files.add(&path).map_err(|source| OpenError::Io { path, source })?);
+        ids.push(add(&mut files, &folder.join(name))?);
     }
     let opened: Vec<_> =
         ids.par_iter().map(|&id| ShardFile::open(&files, files.whole(id))).collect();

@@ -9,6 +9,7 @@ use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::formats::error::{MissingFile, OpenError};
+use crate::formats::files::add;
 use crate::formats::format::OpenOptions;
 use crate::layout::{ArgName, RunArgs};
 use crate::storage::{FileId, FileSet};
@@ -53,10 +54,6 @@ pub(super) struct Layer {
     pub tensors: Tensors,
     pub left_out: usize,
     pub problems: Vec<Problem>,
-}
-
-pub(super) fn add(files: &mut FileSet, path: &Path) -> Result<FileId, OpenError> {
-    files.add(path).map_err(|source| OpenError::Io { path: path.to_path_buf(), source })
 }
 
 fn missing(files: impl IntoIterator<Item = (PathBuf, String)>) -> Result<(), OpenError> {

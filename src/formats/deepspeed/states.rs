@@ -12,6 +12,7 @@ use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, ValueId};
 use crate::formats::error::OpenError;
+use crate::formats::files::open_torch;
 use crate::formats::nest::key_text;
 use crate::formats::state::{args_of, state_of};
 use crate::formats::walk::{Bounds, TensorWalk};
@@ -87,12 +88,6 @@ pub(super) struct ZeroStates {
     pub problems: Vec<Problem>,
 }
 
-/// A file of a [`FileSet`], opened.
-pub(super) fn open(files: &FileSet, file: FileId) -> Result<TorchFile, OpenError> {
-    TorchFile::open(files, files.whole(file))
-        .map_err(|source| OpenError::Torch { path: files.path(file).to_path_buf(), source })
-}
-
 /// All tensors of a nest of dicts; none where the nest has no end.
 fn tensors(torch: &TorchFile, id: ValueId, bounds: &mut Bounds, left_out: &mut usize) -> Tensors {
     let mut walk = TensorWalk { torch, bounds, left_out: 0, tensors: Vec::new() };
@@ -123,7 +118,7 @@ pub(super) fn layer(
     files: &FileSet,
     file: FileId,
 ) -> Result<(Tensors, usize, Vec<Problem>), OpenError> {
-    let torch = open(files, file)?;
+    let torch = open_torch(files, file)?;
     let mut bounds = Bounds::new(files.path(file));
     let mut left_out = 0;
     let tensors = tensors(&torch, torch.root(), &mut bounds, &mut left_out);
@@ -221,7 +216,7 @@ impl Reader<'_> {
 
 impl ModelStates {
     pub(super) fn read(files: &FileSet, file: FileId) -> Result<Self, OpenError> {
-        let torch = open(files, file)?;
+        let torch = open_torch(files, file)?;
         let path = files.path(file);
         let mut reader = Reader { torch: &torch, bounds: Bounds::new(path), excess: None };
         let is_dict = torch.values().mapping(torch.root()).is_some();
@@ -338,7 +333,7 @@ const FP32: [(&str, bool); 2] =
 
 impl ZeroStates {
     pub(super) fn read(files: &FileSet, file: FileId) -> Result<Self, OpenError> {
-        let torch = open(files, file)?;
+        let torch = open_torch(files, file)?;
         let path = files.path(file);
         let mut reader = Reader { torch: &torch, bounds: Bounds::new(path), excess: None };
         let refuse =

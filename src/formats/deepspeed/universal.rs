@@ -11,10 +11,11 @@ use rayon::prelude::*;
 
 use crate::catalog::Problem;
 use crate::formats::error::{MissingFile, OpenError};
+use crate::formats::files::{add, open_torch};
+use crate::formats::probe::names_in;
 use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, StoredTensor};
 
-use super::states::open;
 use super::zero::{OptimizerState, OptimizerStates, shaped_vector};
 
 /// The states of a universal checkpoint, by the name of the file; `step` is a number and no tensor of a parameter.
@@ -69,19 +70,14 @@ fn sources(
     shapes: &BTreeMap<&str, &[u64]>,
     universal: &mut Universal,
 ) -> Result<Vec<StateFile>, OpenError> {
-    let io_error = |path: &Path| {
-        let path = path.to_path_buf();
-        move |source| OpenError::Io { path, source }
-    };
     let mut folders: BTreeMap<String, PathBuf> = BTreeMap::new();
-    for entry in std::fs::read_dir(root).map_err(io_error(root))? {
-        let path = entry.map_err(io_error(root))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for name in names_in(root)? {
+        let path = root.join(&name);
         if path.is_dir() {
             folders.insert(name, path);
         } else if name == COMMON_STATE {
             // It belongs to the checkpoint, and no tensor comes from it.
-            files.add(&path).map_err(io_error(&path))?;
+            add(files, &path)?;
         }
     }
     let absent = shapes.keys().filter(|name| !folders.contains_key(**name));
@@ -98,15 +94,13 @@ fn sources(
     let mut by_param: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
     for (name, folder) in folders {
         let mut states = BTreeMap::new();
-        for entry in std::fs::read_dir(&folder).map_err(io_error(&folder))? {
-            let path = entry.map_err(io_error(&folder))?.path();
-            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        for file in names_in(&folder)? {
             if let Some(state) = file.strip_suffix(".pt") {
-                states.insert(state.to_owned(), path);
+                states.insert(state.to_owned(), folder.join(&file));
             }
         }
         if let Some(step) = states.remove(NOT_A_STATE) {
-            files.add(&step).map_err(io_error(&step))?;
+            add(files, &step)?;
             universal.left_out += 1;
         }
         let is_master = match shapes.is_empty() {
@@ -115,8 +109,8 @@ fn sources(
         };
         if !is_master && let Some(path) = states.remove("fp32") {
             // Its value is that of the model, and compared there; it has to be a file all the same.
-            let file = files.add(&path).map_err(io_error(&path))?;
-            open(files, file)?;
+            let file = add(files, &path)?;
+            open_torch(files, file)?;
             universal.left_out += 1;
             let unlisted = "a state of a parameter that param_shapes does not list";
             let unlisted = states.into_values().map(|path| Problem::of_file(path, unlisted));
@@ -130,7 +124,7 @@ fn sources(
         }
         by_param.insert(folder, states.keys().cloned().collect());
         for (state, path) in states {
-            let file = files.add(&path).map_err(io_error(&path))?;
+            let file = add(files, &path)?;
             let state = if state == "fp32" { "fp32_param".to_owned() } else { state };
             sources.push(StateFile { param: name.as_str().into(), state, file });
         }
@@ -164,7 +158,7 @@ fn read_file(
     source: &StateFile,
     shapes: &BTreeMap<&str, &[u64]>,
 ) -> Result<Result<LogicalTensor, Problem>, OpenError> {
-    let torch = open(files, source.file)?;
+    let torch = open_torch(files, source.file)?;
     let name = format!("optimizer.{}.{}", source.state, source.param);
     let path = files.path(source.file);
     let dict = torch.values().dict_get(torch.root(), "param");

@@ -7,6 +7,7 @@ use crate::base::extent::numel;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::formats::error::OpenError;
+use crate::formats::files::add;
 use crate::formats::format::OpenOptions;
 use crate::formats::roots::Root;
 use crate::layout::rules::{Rules, Sharding};
@@ -17,7 +18,7 @@ use crate::tensor::{LogicalTensor, Merge, StoredTensor};
 
 use super::info::Info;
 use super::pipeline::{LayerNames, split_layer};
-use super::ranks::{Layer, Run, Weights, add};
+use super::ranks::{Layer, Run, Weights};
 use super::rules::{RULES, is_buffer};
 use super::states::{self, MASTER, ModelStates};
 use super::zero::{self, OptimizerState, OptimizerStates};

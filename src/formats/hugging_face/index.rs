@@ -30,8 +30,7 @@ impl Index {
     /// It cannot be read, is none, or names files elsewhere.
     pub(super) fn read(path: &Path) -> Result<(Self, Option<PlainValue>), OpenError> {
         let content = |what: String| OpenError::Content { path: path.to_path_buf(), what };
-        let bytes = read_file(path, LIMITS.index_bytes)
-            .map_err(|source| OpenError::Io { path: path.to_path_buf(), source })?;
+        let bytes = read_file(path, LIMITS.index_bytes).map_err(OpenError::io(path))?;
         let index: Self = serde_json::from_slice(&bytes)
             .map_err(|error| content(format!("no index of tensors: {error}")))?;
         if let Some(file) = index.files().find(|file| !is_inside(file)) {

@@ -185,8 +185,8 @@ impl Folder<'_> {
         for file in wanted {
             match self.catalog.files_mut().add(&self.path.join(&file)) {
                 Ok(id) => present.push((file, id)),
-                Err(source) if index.is_none() => {
-                    return Err(OpenError::Io { path: self.path.join(file), source });
+                Err(error) if index.is_none() => {
+                    return Err(OpenError::io(&self.path.join(file))(error));
                 }
                 Err(error) => {
                     let names = index.iter().flat_map(|index| index.names_in(&file));

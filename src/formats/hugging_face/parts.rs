@@ -6,8 +6,8 @@ use rayon::prelude::*;
 
 use crate::catalog::Problem;
 use crate::containers::safetensors::Safetensors;
-use crate::containers::torch::TorchFile;
 use crate::formats::error::OpenError;
+use crate::formats::files::open_torch;
 use crate::formats::nest::tensors_of;
 use crate::formats::walk::Bounds;
 use crate::storage::{FileId, FileSet};
@@ -39,8 +39,7 @@ pub(super) fn read_parts(
 }
 
 fn read_torch(files: &FileSet, file: FileId, name: String) -> Result<Part, OpenError> {
-    let torch = TorchFile::open(files, files.whole(file))
-        .map_err(|source| OpenError::Torch { path: files.path(file).to_path_buf(), source })?;
+    let torch = open_torch(files, file)?;
     let (tensors, problems) = tensors_of(&torch, files.path(file));
     Ok(Part { file: name, tensors, metadata: BTreeMap::new(), problems })
 }

@@ -57,9 +57,7 @@ pub(super) fn read(
         let what = format!("cut off at byte {}, inside its header of {HEADER} bytes", region.len);
         return Err(content(what));
     }
-    files
-        .read_exact_at(file, &mut bytes, 0)
-        .map_err(|source| OpenError::Io { path: path.clone(), source })?;
+    files.read_exact_at(file, &mut bytes, 0).map_err(OpenError::io(&path))?;
     let header = Header::parse(&bytes, model).map_err(content)?;
     let arrays = header.arrays().ok_or_else(|| content(header.is_absurd()))?;
     let mut bounds = Bounds::new(&path);

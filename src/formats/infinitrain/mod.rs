@@ -15,6 +15,7 @@ mod trainer_state;
 use std::path::PathBuf;
 
 use crate::catalog::Catalog;
+use crate::formats::files::add;
 use crate::storage::FileSet;
 
 use super::error::OpenError;
@@ -112,7 +113,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         });
     };
     let mut files = FileSet::default();
-    let id = files.add(&file).map_err(|source| OpenError::Io { path: file.clone(), source })?;
+    let id = add(&mut files, &file)?;
     match Content::of(&ranks::head(&files, id)) {
         Some(Content::LlmC(model)) => llmc::read(files, id, model, options),
         _ => ranks::read_single(root, &file, options),

@@ -14,6 +14,7 @@ use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::formats::error::{MissingShard, OpenError};
+use crate::formats::files::add;
 use crate::formats::format::OpenOptions;
 use crate::formats::probe::Probe;
 use crate::formats::roots::Root;
@@ -181,11 +182,8 @@ impl RankFiles {
         model: &Path,
         optimizer: Option<PathBuf>,
     ) -> Result<Self, OpenError> {
-        let mut add = |path: &Path| {
-            files.add(path).map_err(|source| OpenError::Io { path: path.to_path_buf(), source })
-        };
-        let model = add(model)?;
-        let optimizer = optimizer.map(|path| add(&path)).transpose()?;
+        let model = add(files, model)?;
+        let optimizer = optimizer.map(|path| add(files, &path)).transpose()?;
         Ok(Self { label, folder: folder.to_path_buf(), model, optimizer })
     }
 
@@ -223,7 +221,7 @@ fn read_native(files: &FileSet, file: FileId) -> Result<NativeFile, OpenError> {
         None => return refuse("does not begin with CKPT, so it is no file of InfiniTrain's"),
     };
     native::read(files, file, kind).map_err(|stop| match stop {
-        NativeError::Io(source) => OpenError::Io { path: path.to_path_buf(), source },
+        NativeError::Io(error) => OpenError::io(path)(error),
         stop => OpenError::Content { path: path.to_path_buf(), what: stop.to_string() },
     })
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::catalog::{Catalog, Problem};
 use crate::containers::zarr::{self, HEADER};
+use crate::formats::probe::names_in;
 use crate::storage::FileSet;
 
 use super::{
@@ -64,16 +65,8 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
 
 /// The folders of tensors and objects, sorted. Those that end in `.sync` are locks with empty files in them.
 fn keys(path: &Path) -> Result<Vec<String>, OpenError> {
-    let io_error = |source| OpenError::Io { path: path.to_path_buf(), source };
-    let mut keys = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(io_error)? {
-        let entry = entry.map_err(io_error)?;
-        let key = entry.file_name().to_string_lossy().into_owned();
-        if !key.ends_with(".sync") && key != MODELOPT && entry.path().is_dir() {
-            keys.push(key);
-        }
-    }
-    keys.sort();
+    let mut keys = names_in(path)?;
+    keys.retain(|key| !key.ends_with(".sync") && key != MODELOPT && path.join(key).is_dir());
     Ok(keys)
 }
 
@@ -84,10 +77,8 @@ fn read_objects(
     key: &str,
     problems: &mut Vec<Problem>,
 ) -> Result<Vec<String>, OpenError> {
-    let io_error = |source| OpenError::Io { path: folder.to_path_buf(), source };
     let mut objects = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(io_error)? {
-        let name = entry.map_err(io_error)?.file_name().to_string_lossy().into_owned();
+    for name in names_in(folder)? {
         match name.strip_suffix(".pt").filter(|name| name.starts_with("shard_")) {
             Some(shard) => {
                 // Known, though nothing of it is read: `check` looks for files that belong to nothing.
@@ -96,8 +87,7 @@ fn read_objects(
             }
             None => {
                 let message = format!("holds {name} but no {HEADER}, so it cannot be read");
-                let file = Some(folder.to_path_buf());
-                problems.push(Problem { file, tensor: Some(key.to_owned()), message });
+                problems.push(Problem::of_tensor(key, message).in_file(folder));
                 break;
             }
         }

@@ -25,6 +25,7 @@ use rayon::prelude::*;
 
 use crate::catalog::{Catalog, Problem, Section};
 use crate::containers::torch::TorchFile;
+use crate::formats::files::{add, open_torch};
 use crate::layout::{
     ArgName, FolderNaming, LayoutError, ParallelLayout, RankCoord, RankName, RunArgs,
 };
@@ -33,7 +34,7 @@ use crate::storage::{FileId, FileSet};
 use self::assembly::RankedCheckpoint;
 use self::rank_file::RankFile;
 use self::rank_folders::{
-    MODEL_FILES, RankFolder, RankGrid, add, distrib_optim_beside, is_dist_train, model_file,
+    MODEL_FILES, RankFolder, RankGrid, distrib_optim_beside, is_dist_train, model_file,
     rank_folders, sizes_text,
 };
 use super::error::OpenError;
@@ -81,7 +82,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let mut files = FileSet::default();
     if let Some(path) = model_file(&root.probe) {
         let file = add(&mut files, &path)?;
-        let torch = open(&files, file)?;
+        let torch = open_torch(&files, file)?;
         return read_single(root, files, file, &torch, options);
     }
     let folders = rank_folders(&root.probe, &mut files, options)?;
@@ -89,7 +90,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         .par_iter()
         .enumerate()
         .map(|(index, folder)| {
-            let torch = open(&files, folder.model)?;
+            let torch = open_torch(&files, folder.model)?;
             let mut rank = RankFile::read(&files, folder.model, &torch);
             if options.wants(Section::Optimizer) {
                 rank.read_optimizer(&files, &torch, folder.distrib_optim, &options.run_args);
@@ -117,11 +118,6 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         note_unread_optimizer(&root.path, &mut catalog);
     }
     Ok(catalog)
-}
-
-fn open(files: &FileSet, file: FileId) -> Result<TorchFile, OpenError> {
-    TorchFile::open(files, files.whole(file))
-        .map_err(|source| OpenError::Torch { path: files.path(file).to_path_buf(), source })
 }
 
 /// The meaning of the numbers of rank folders. Where neither their form nor `args` tells, the contents do: expert-parallel

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::catalog::Section;
 use crate::formats::error::{MissingShard, OpenError};
+use crate::formats::files::add;
 use crate::formats::format::OpenOptions;
 use crate::formats::probe::Probe;
 use crate::layout::{
@@ -38,11 +39,6 @@ pub(super) fn model_file(folder: &Probe) -> Option<PathBuf> {
 pub(super) fn is_dist_train(folder: &str) -> bool {
     let model = folder.strip_prefix("mp_").and_then(|rest| rest.split_once("_rank_"));
     model.is_some_and(|(model, _)| !model.is_empty())
-}
-
-/// Adds a file to those of the checkpoint.
-pub(super) fn add(files: &mut FileSet, path: &Path) -> Result<FileId, OpenError> {
-    files.add(path).map_err(|source| OpenError::Io { path: path.to_path_buf(), source })
 }
 
 /// `distrib_optim.pt` beside a model file, where it is wanted and there.
