@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::containers::torch::TorchFile;
 use crate::storage::{FileId, FileSet};
 
-use super::OpenError;
+use super::error::OpenError;
 
 /// Adds a file to those of the checkpoint.
 pub(super) fn add(files: &mut FileSet, path: &Path) -> Result<FileId, OpenError> {

@@ -71,7 +71,7 @@ pub(super) fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenEr
         ..Origin::default()
     };
     let mut catalog = CatalogBuilder::new(origin, files);
-    let mut parts = Parts::default();
+    let mut parts = ShardChunks::default();
     for (&id, opened) in ids.iter().zip(opened) {
         match opened {
             Ok(file) => parts.add(id, &file, &mut catalog),
@@ -109,11 +109,11 @@ fn check_ranks(folder: &Path, shards: &BTreeMap<&str, u64>, catalog: &mut Catalo
 
 /// The chunks of all files by tensor.
 #[derive(Default)]
-struct Parts {
+struct ShardChunks {
     chunks: BTreeMap<Arc<str>, Vec<(Vec<u64>, StoredTensor)>>,
 }
 
-impl Parts {
+impl ShardChunks {
     fn add(&mut self, id: FileId, file: &ShardFile, catalog: &mut CatalogBuilder<'_>) {
         let path: PathBuf = catalog.files().path(id).to_path_buf();
         let mut problem = |name: &str, message: String| {

@@ -27,7 +27,7 @@ use super::probe::{OpenedMetadata, Probe};
 use super::roots::{Claim, FILE, METADATA as EVIDENCE, Root, Score, newest_note, numbered};
 use super::state::{scalar, state_of};
 use super::walk::joined;
-use names::{Named, Names, is_flat_parameter};
+use names::{KeyForm, KeyMeaning, is_flat_parameter};
 
 /// `dcp`: a folder of data files with `.metadata`, with `__<rank>.metadata` of every rank, or of safetensors shards.
 pub(super) const FORMAT: Format = Format {
@@ -79,14 +79,14 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let OpenedMetadata { mut files, metadata } = root.probe.take_metadata()?;
     let keys = metadata.tensors.keys().map(|key| &**key);
     let objects = metadata.objects.keys().map(|key| &**key);
-    let names = Names::of(keys, objects, metadata.parents.as_ref());
+    let names = KeyForm::of(keys, objects, metadata.parents.as_ref());
     let wanted = |key: &str| match names.read(key) {
         _ if metadata.objects.contains_key(key) => {
             !names.is_of_optimizer(key) || options.wants(Section::Optimizer)
         }
-        Named::Model(_) => options.wants(Section::Model),
-        Named::Optimizer(_) => options.wants(Section::Optimizer),
-        Named::State(_) | Named::Buffer => false,
+        KeyMeaning::Model(_) => options.wants(Section::Model),
+        KeyMeaning::Optimizer(_) => options.wants(Section::Optimizer),
+        KeyMeaning::State(_) | KeyMeaning::Buffer => false,
     };
     let wanted: HashSet<Arc<str>> = metadata
         .tensors
@@ -104,7 +104,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         ..Origin::default()
     };
     let catalog = CatalogBuilder::new(origin, files);
-    let mut reading = Reading { names, catalog, stored: HashMap::new() };
+    let mut reading = CatalogReader { names, catalog, stored: HashMap::new() };
     for error in std::mem::take(&mut checkpoint.metadata.errors) {
         let is_of_optimizer =
             error.name.as_ref().is_some_and(|name| reading.names.is_of_optimizer(name));
@@ -131,14 +131,14 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
 }
 
 /// A checkpoint on the way to a catalog.
-struct Reading {
-    names: Names,
+struct CatalogReader {
+    names: KeyForm,
     catalog: CatalogBuilder<'static>,
     /// The key under which each name was stored.
     stored: HashMap<Name, Arc<str>>,
 }
 
-impl Reading {
+impl CatalogReader {
     fn error(&mut self, error: EntryError) {
         let EntryError { file, name, message } = error;
         let file = file.map(|file| self.catalog.files().path(file).to_path_buf());
@@ -147,7 +147,9 @@ impl Reading {
     }
 
     fn add_tensor(&mut self, key: &Arc<str>, tensor: LogicalTensor) {
-        let (Named::Model(name) | Named::Optimizer(name)) = self.names.read(key) else { return };
+        let (KeyMeaning::Model(name) | KeyMeaning::Optimizer(name)) = self.names.read(key) else {
+            return;
+        };
         if self.names.is_beside_model(key)
             && !self.names.is_of_optimizer(key)
             && tensor.numel() == 1
@@ -193,7 +195,10 @@ impl Reading {
                     let file = checkpoint.path_of_object(key).unwrap_or_default();
                     self.catalog.add_state(&file, [(self.names.of_object(key).to_owned(), fact)]);
                     if holds_tensors
-                        && !matches!(self.names.read(key), Named::State(_) | Named::Buffer)
+                        && !matches!(
+                            self.names.read(key),
+                            KeyMeaning::State(_) | KeyMeaning::Buffer
+                        )
                     {
                         self.add_tensors_of(key, checkpoint, &mut left, options);
                     }
@@ -245,10 +250,10 @@ impl Reading {
         let mut flat = Vec::new();
         for key in metadata.tensors.keys() {
             match self.names.read(key) {
-                Named::Buffer => self.catalog.origin.left_out += 1,
-                Named::State(name) => of_run.push(name),
-                Named::Model(name) if is_flat_parameter(&name) => flat.push(name),
-                Named::Model(_) | Named::Optimizer(_) => {}
+                KeyMeaning::Buffer => self.catalog.origin.left_out += 1,
+                KeyMeaning::State(name) => of_run.push(name),
+                KeyMeaning::Model(name) if is_flat_parameter(&name) => flat.push(name),
+                KeyMeaning::Model(_) | KeyMeaning::Optimizer(_) => {}
             }
         }
         self.catalog.origin.left_out += of_run.len();

@@ -10,7 +10,7 @@ use crate::names::megatron::is_buffer;
 
 /// The meaning of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum KeyMeaning {
     /// A weight of this name.
     Model(String),
     /// `optimizer.<state>.<weight>`.
@@ -44,7 +44,7 @@ const WRAPPERS: [&str; 4] =
 
 /// The form of the keys of one checkpoint.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Names {
+pub(super) struct KeyForm {
     /// In front of all that one `Stateful` object saved, such as `app.`.
     object: String,
     /// The weights are all that is in a dict of their own.
@@ -53,7 +53,7 @@ pub(super) struct Names {
     is_bare_optimizer: bool,
 }
 
-impl Names {
+impl KeyForm {
     /// Reads what the keys of all tensors and the outer dicts of the state dict, where they are known, tell.
     pub(super) fn of<'a>(
         tensors: impl Iterator<Item = &'a str> + Clone,
@@ -87,7 +87,7 @@ impl Names {
     }
 
     /// The meaning of a key.
-    pub(super) fn read(&self, key: &str) -> Named {
+    pub(super) fn read(&self, key: &str) -> KeyMeaning {
         let own = key.strip_prefix(&*self.object).unwrap_or(key);
         if let Some(of_optimizer) = optimizer(own) {
             return of_state(of_optimizer);
@@ -97,11 +97,13 @@ impl Names {
         }
         let weight = match own.strip_prefix("model.").filter(|_| self.has_model_dict) {
             Some(weight) => weight,
-            None if self.has_model_dict && is_of_run(own) => return Named::State(own.to_owned()),
+            None if self.has_model_dict && is_of_run(own) => {
+                return KeyMeaning::State(own.to_owned());
+            }
             None => own,
         };
         let weight = without_wrappers(weight);
-        if is_buffer(&weight) { Named::Buffer } else { Named::Model(weight) }
+        if is_buffer(&weight) { KeyMeaning::Buffer } else { KeyMeaning::Model(weight) }
     }
 
     /// The name of an object that is no tensor: the key without what is in front of all.
@@ -126,13 +128,13 @@ fn optimizer(key: &str) -> Option<&str> {
 }
 
 /// `state.<weight>.<state>`, or something of the optimizer's own.
-fn of_state(key: &str) -> Named {
+fn of_state(key: &str) -> KeyMeaning {
     match key.strip_prefix("state.").and_then(|rest| rest.rsplit_once('.')) {
         Some((weight, state)) => {
-            Named::Optimizer(format!("optimizer.{state}.{}", without_wrappers(weight)))
+            KeyMeaning::Optimizer(format!("optimizer.{state}.{}", without_wrappers(weight)))
         }
-        None if key.starts_with("param_groups.") => Named::State(format!("optimizer.{key}")),
-        None => Named::Optimizer(format!("optimizer.{key}")),
+        None if key.starts_with("param_groups.") => KeyMeaning::State(format!("optimizer.{key}")),
+        None => KeyMeaning::Optimizer(format!("optimizer.{key}")),
     }
 }
 
@@ -158,17 +160,17 @@ pub(super) fn is_flat_parameter(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn names(tensors: &[&str], objects: &[&str], parents: Option<&[&str]>) -> Names {
+    fn names(tensors: &[&str], objects: &[&str], parents: Option<&[&str]>) -> KeyForm {
         let parents = parents.map(|parents| parents.iter().map(|name| (*name).into()).collect());
-        Names::of(tensors.iter().copied(), objects.iter().copied(), parents.as_ref())
+        KeyForm::of(tensors.iter().copied(), objects.iter().copied(), parents.as_ref())
     }
 
-    fn model(name: &str) -> Named {
-        Named::Model(name.to_owned())
+    fn model(name: &str) -> KeyMeaning {
+        KeyMeaning::Model(name.to_owned())
     }
 
-    fn of_optimizer(name: &str) -> Named {
-        Named::Optimizer(name.to_owned())
+    fn of_optimizer(name: &str) -> KeyMeaning {
+        KeyMeaning::Optimizer(name.to_owned())
     }
 
     #[test]
@@ -238,9 +240,9 @@ mod tests {
     #[test]
     fn what_is_beside_the_model_is_told_from_weights() {
         let names = names(&["model.a"], &[], Some(&["model"]));
-        assert_eq!(names.read("rng_state.cpu"), Named::State("rng_state.cpu".to_owned()));
+        assert_eq!(names.read("rng_state.cpu"), KeyMeaning::State("rng_state.cpu".to_owned()));
         assert_eq!(names.read("ema.a"), model("ema.a"));
-        assert_eq!(names.read("model.a._extra_state"), Named::Buffer);
+        assert_eq!(names.read("model.a._extra_state"), KeyMeaning::Buffer);
         assert!(names.is_beside_model("iteration"));
     }
 }

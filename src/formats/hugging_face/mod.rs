@@ -25,8 +25,8 @@ use super::roots::{Claim, FILE, Root, Score, newest_note, numbered};
 use super::walk::Bounds;
 
 use index::{Index, read_json};
-use parts::{Part, read_parts};
-use sources::Source;
+use parts::{ModelFile, read_parts};
+use sources::ModelFiles;
 
 /// `hf`: a folder as `save_pretrained` writes it, or a file of one.
 pub(super) const FORMAT: Format = Format {
@@ -65,7 +65,7 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     if let Some(snapshot) = snapshot(probe)? {
         return Ok(Some(snapshot));
     }
-    if Source::find(probe).is_some() {
+    if ModelFiles::find(probe).is_some() {
         return Ok(Some(Claim::here(Score::Names, FORMAT.name)));
     }
     let steps = numbered(probe, &[STEPS]);
@@ -103,7 +103,8 @@ fn snapshot(model: &Probe) -> Result<Option<Claim>, OpenError> {
 fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let (path, is_file) = (&root.path, root.probe.is_file());
     let folder = if is_file { path.parent().unwrap_or(Path::new("")) } else { path };
-    let source = if is_file { Some(Source::of_file(path)) } else { Source::find(&root.probe) };
+    let source =
+        if is_file { Some(ModelFiles::of_file(path)) } else { ModelFiles::find(&root.probe) };
     let Some(source) = source else {
         return Err(OpenError::Unrecognized {
             path: path.clone(),
@@ -158,7 +159,7 @@ impl Folder<'_> {
         self.catalog.problem(Problem::of_file(self.path.join(file), message));
     }
 
-    fn read(mut self, source: &Source, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    fn read(mut self, source: &ModelFiles, options: &OpenOptions) -> Result<Catalog, OpenError> {
         let index = match &source.index {
             Some(file) => {
                 let path = self.path.join(file);
@@ -207,14 +208,19 @@ impl Folder<'_> {
         Ok(self.gather(index.as_ref(), parts, options))
     }
 
-    fn gather(mut self, index: Option<&Index>, parts: Vec<Part>, options: &OpenOptions) -> Catalog {
+    fn gather(
+        mut self,
+        index: Option<&Index>,
+        parts: Vec<ModelFile>,
+        options: &OpenOptions,
+    ) -> Catalog {
         self.catalog.origin.shards = parts.len();
         let version = self.config("transformers_version").and_then(PlainValue::as_text);
         self.catalog.origin.writer = version.map(|version| format!("transformers {version}"));
         let tied_by_config = self.config("tie_word_embeddings").cloned();
         let mut tensors: BTreeMap<Name, LogicalTensor> = BTreeMap::new();
         let mut aliases = BTreeMap::new();
-        for Part { file, tensors: found, metadata, problems } in parts {
+        for ModelFile { file, tensors: found, metadata, problems } in parts {
             self.catalog.problems(problems);
             let mut bounds = Bounds::new(&self.path.join(file));
             for (stored_name, stored) in found {
@@ -261,7 +267,7 @@ impl Folder<'_> {
 }
 
 /// Entries of an index that are not where it says, though the file is there.
-fn misplaced(index: &Index, path: &Path, parts: &[Part]) -> Vec<Problem> {
+fn misplaced(index: &Index, path: &Path, parts: &[ModelFile]) -> Vec<Problem> {
     let mut holders: HashMap<&str, Vec<&str>> = HashMap::new();
     for part in parts {
         for (name, _) in &part.tensors {

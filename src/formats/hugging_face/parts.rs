@@ -14,7 +14,7 @@ use crate::storage::{FileId, FileSet};
 use crate::tensor::StoredTensor;
 
 /// The contents of one file.
-pub(super) struct Part {
+pub(super) struct ModelFile {
     /// Its name in the folder.
     pub file: String,
     pub tensors: Vec<(String, StoredTensor)>,
@@ -30,7 +30,7 @@ pub(super) struct Part {
 pub(super) fn read_parts(
     files: &FileSet,
     parts: Vec<(String, FileId)>,
-) -> Result<Vec<Part>, OpenError> {
+) -> Result<Vec<ModelFile>, OpenError> {
     let read = |(name, file): (String, FileId)| match name.ends_with(".bin") {
         true => read_torch(files, file, name),
         false => read_safetensors(files, file, name),
@@ -38,13 +38,13 @@ pub(super) fn read_parts(
     parts.into_par_iter().map(read).collect()
 }
 
-fn read_torch(files: &FileSet, file: FileId, name: String) -> Result<Part, OpenError> {
+fn read_torch(files: &FileSet, file: FileId, name: String) -> Result<ModelFile, OpenError> {
     let torch = open_torch(files, file)?;
     let (tensors, problems) = tensors_of(&torch, files.path(file));
-    Ok(Part { file: name, tensors, metadata: BTreeMap::new(), problems })
+    Ok(ModelFile { file: name, tensors, metadata: BTreeMap::new(), problems })
 }
 
-fn read_safetensors(files: &FileSet, file: FileId, name: String) -> Result<Part, OpenError> {
+fn read_safetensors(files: &FileSet, file: FileId, name: String) -> Result<ModelFile, OpenError> {
     let path = files.path(file);
     let Safetensors { tensors, metadata, repeated } =
         Safetensors::open(files, files.whole(file))
@@ -60,5 +60,5 @@ fn read_safetensors(files: &FileSet, file: FileId, name: String) -> Result<Part,
             Err(error) => bounds.problem(&name, error),
         }
     }
-    Ok(Part { file: name, tensors: readable, metadata, problems: bounds.into_problems() })
+    Ok(ModelFile { file: name, tensors: readable, metadata, problems: bounds.into_problems() })
 }

@@ -24,7 +24,7 @@ const DISTRIBUTED: &str = "shard-";
 
 /// The files that a model is read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Source {
+pub(super) struct ModelFiles {
     /// The file that says what is where.
     pub index: Option<String>,
     /// The files without it.
@@ -76,7 +76,7 @@ pub(super) fn is_name(name: &str) -> bool {
     }
 }
 
-impl Source {
+impl ModelFiles {
     /// The model's files in a folder; `None` where there are none.
     pub(super) fn find(folder: &Probe) -> Option<Self> {
         Self::among(&folder.names().map(str::to_owned).collect())
@@ -196,8 +196,8 @@ fn missing(present: &[String]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn among(names: &[&str]) -> Option<Source> {
-        Source::among(&names.iter().map(|name| (*name).to_owned()).collect())
+    fn among(names: &[&str]) -> Option<ModelFiles> {
+        ModelFiles::among(&names.iter().map(|name| (*name).to_owned()).collect())
     }
 
     #[test]
@@ -211,7 +211,7 @@ mod tests {
         ];
         let taken = |from: usize| {
             let source = among(&all[from..]);
-            source.map(|Source { index, files, .. }| index.unwrap_or(files.concat()))
+            source.map(|ModelFiles { index, files, .. }| index.unwrap_or(files.concat()))
         };
         assert_eq!(taken(0).as_deref(), Some(all[0]));
         assert_eq!(taken(2).as_deref(), Some(all[2]));

@@ -6,7 +6,7 @@ use crate::catalog::Problem;
 use crate::containers::dcp::{Checkpoint, EntryError, Metadata};
 use crate::storage::FileSet;
 
-use super::{Common, Found, Stored};
+use super::{CommonState, Contents, GlobalTensor};
 
 /// Looks up the tensors and objects that are wanted; the state of the run is still to be read from them.
 pub(super) fn open(
@@ -14,7 +14,7 @@ pub(super) fn open(
     mut files: FileSet,
     folder: &Path,
     wanted: impl Fn(&str) -> bool,
-) -> (Checkpoint, Found) {
+) -> (Checkpoint, Contents) {
     let mut checkpoint = Checkpoint::of(metadata, folder, &mut files, &wanted);
     let mut problems = Vec::new();
     for error in &checkpoint.metadata.errors {
@@ -28,7 +28,7 @@ pub(super) fn open(
             Ok(tensor) => {
                 let shape = checkpoint.metadata.original_shapes.get(&key);
                 let flattened = shape.map(|shape| shape.to_vec());
-                tensors.push(Stored { key, tensor, flattened });
+                tensors.push(GlobalTensor { key, tensor, flattened });
             }
             Err(error) => {
                 problems.push(Problem::of_tensor(&*key, error));
@@ -37,8 +37,8 @@ pub(super) fn open(
     }
     let objects = checkpoint.metadata.objects.keys().map(ToString::to_string).collect();
     let shards = checkpoint.data_files;
-    let common = Common::default();
-    let found = Found { files, tensors, objects, common, problems, notes: Vec::new(), shards };
+    let common = CommonState::default();
+    let found = Contents { files, tensors, objects, common, problems, notes: Vec::new(), shards };
     (checkpoint, found)
 }
 

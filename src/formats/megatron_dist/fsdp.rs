@@ -9,7 +9,7 @@ use crate::catalog::{Catalog, Problem, Section};
 use crate::containers::dcp::{Checkpoint, Metadata};
 use crate::storage::FileSet;
 
-use super::{Common, Key, USUAL_FOLDERS, dcp, into_catalog};
+use super::{CommonState, Key, USUAL_FOLDERS, dcp, into_catalog};
 use crate::formats::error::OpenError;
 use crate::formats::format::{Format, OpenOptions};
 use crate::formats::iterations::{self, LOOKED_FOR};
@@ -86,8 +86,8 @@ fn of_objects(
     checkpoint: &Checkpoint,
     files: &FileSet,
     objects: &[String],
-) -> (Common, Vec<Problem>) {
-    let mut common = Common::default();
+) -> (CommonState, Vec<Problem>) {
+    let mut common = CommonState::default();
     let mut problems = Vec::new();
     for key in objects.iter().filter(|key| is_of_run(key)).take(LIMITS.state_entries) {
         let torch = match checkpoint.object(key, files) {

@@ -51,7 +51,7 @@ fn backend(folder: &Probe) -> Result<Option<String>, OpenError> {
 }
 
 /// A tensor of a distributed checkpoint.
-struct Stored {
+struct GlobalTensor {
     key: Arc<str>,
     tensor: LogicalTensor,
     /// The shape of the parameter, where this is a grid of flattened parts of it.
@@ -59,12 +59,12 @@ struct Stored {
 }
 
 /// The contents of a checkpoint as a backend finds them.
-struct Found {
+struct Contents {
     files: FileSet,
-    tensors: Vec<Stored>,
+    tensors: Vec<GlobalTensor>,
     /// The keys of objects that are no tensors.
     objects: Vec<String>,
-    common: Common,
+    common: CommonState,
     problems: Vec<Problem>,
     notes: Vec<String>,
     /// Files with tensors in them.
@@ -73,7 +73,7 @@ struct Found {
 
 /// The state of the run, which the checkpoint holds once for all ranks.
 #[derive(Debug, Default)]
-struct Common {
+struct CommonState {
     args: BTreeMap<String, PlainValue>,
     /// The file with the arguments in it.
     args_file: PathBuf,
@@ -82,7 +82,7 @@ struct Common {
     iteration: Option<u64>,
 }
 
-impl Common {
+impl CommonState {
     /// Reads it from a dict.
     fn read(torch: &TorchFile, root: ValueId, path: &Path) -> (Self, Vec<Problem>) {
         let values = torch.values();
@@ -128,13 +128,13 @@ impl Common {
 
 /// Puts the contents that a backend found under canonical names.
 fn into_catalog(
-    found: Found,
+    found: Contents,
     format: &'static str,
     root: &Root,
     options: &OpenOptions,
     parse: impl Fn(&str) -> Key<'_>,
 ) -> Catalog {
-    let Found { files, tensors, objects, common, problems, notes, shards } = found;
+    let Contents { files, tensors, objects, common, problems, notes, shards } = found;
     let run_args = RunArgs::new(common.args.clone(), &options.run_args);
     let wants_optimizer = options.wants(Section::Optimizer);
     let SortedTensors { globals, states, mut buckets } =
@@ -188,12 +188,12 @@ struct SortedTensors {
 }
 
 fn sort_tensors(
-    tensors: Vec<Stored>,
+    tensors: Vec<GlobalTensor>,
     wants_optimizer: bool,
     parse: impl Fn(&str) -> Key<'_>,
 ) -> SortedTensors {
     let mut sorted = SortedTensors::default();
-    for Stored { key, tensor, flattened } in tensors {
+    for GlobalTensor { key, tensor, flattened } in tensors {
         let (state, name) = match parse(&key) {
             Key::Weight(name) => (None, name),
             _ if !wants_optimizer => continue,

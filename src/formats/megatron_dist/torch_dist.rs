@@ -4,7 +4,7 @@ use crate::catalog::{Catalog, Problem, Section};
 use crate::containers::dcp::{Checkpoint, METADATA as DCP_METADATA, Metadata};
 
 use super::{
-    COMMON, Common, Found, Key, METADATA, USUAL_FOLDERS, backend, dcp, into_catalog, parse,
+    COMMON, CommonState, Contents, Key, METADATA, USUAL_FOLDERS, backend, dcp, into_catalog, parse,
 };
 use crate::formats::error::OpenError;
 use crate::formats::format::{Format, OpenOptions};
@@ -62,7 +62,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         _ => options.wants(Section::Optimizer),
     };
     let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted);
-    let (common, problems) = match Common::of_folder(&root.path, &mut found.files) {
+    let (common, problems) = match CommonState::of_folder(&root.path, &mut found.files) {
         Some(common) => common,
         None => of_object(&checkpoint, &found),
     };
@@ -77,15 +77,15 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
 }
 
 /// Reads the state of the run from a list with one dict in it; nothing where there is none.
-fn of_object(checkpoint: &Checkpoint, found: &Found) -> (Common, Vec<Problem>) {
+fn of_object(checkpoint: &Checkpoint, found: &Contents) -> (CommonState, Vec<Problem>) {
     let Some(key) = found.objects.iter().find(|key| key.starts_with(COMMON_OBJECT)) else {
-        return (Common::default(), Vec::new());
+        return (CommonState::default(), Vec::new());
     };
     let torch = match checkpoint.object(key, &found.files) {
         Ok(torch) => torch,
-        Err(error) => return (Common::default(), vec![Problem::of_tensor(key, error)]),
+        Err(error) => return (CommonState::default(), vec![Problem::of_tensor(key, error)]),
     };
     let path = checkpoint.path_of_object(key).unwrap_or_default();
     let first = torch.values().sequence(torch.root()).and_then(|mut members| members.next());
-    Common::read(&torch, first.unwrap_or(torch.root()), &path)
+    CommonState::read(&torch, first.unwrap_or(torch.root()), &path)
 }

@@ -8,7 +8,8 @@ use crate::formats::probe::names_in;
 use crate::storage::FileSet;
 
 use super::{
-    Common, Found, METADATA, MODELOPT, Stored, USUAL_FOLDERS, backend, into_catalog, parse,
+    CommonState, Contents, GlobalTensor, METADATA, MODELOPT, USUAL_FOLDERS, backend, into_catalog,
+    parse,
 };
 use crate::formats::error::OpenError;
 use crate::formats::format::{Format, OpenOptions};
@@ -36,7 +37,7 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
 
 fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let mut files = FileSet::default();
-    let (common, mut problems) = Common::of_folder(&root.path, &mut files).unwrap_or_default();
+    let (common, mut problems) = CommonState::of_folder(&root.path, &mut files).unwrap_or_default();
     let mut tensors = Vec::new();
     let mut objects = Vec::new();
     let mut shards = 0;
@@ -49,7 +50,11 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         match zarr::open(&mut files, &folder, &key) {
             Ok(array) if array.missing.is_empty() => {
                 shards += array.chunks;
-                tensors.push(Stored { key: key.into(), tensor: array.tensor, flattened: None });
+                tensors.push(GlobalTensor {
+                    key: key.into(),
+                    tensor: array.tensor,
+                    flattened: None,
+                });
             }
             Ok(array) => problems.extend(array.missing.into_iter().map(|path| Problem {
                 file: Some(path),
@@ -59,7 +64,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             Err(error) => problems.push(Problem::of_tensor(key, error)),
         }
     }
-    let found = Found { files, tensors, objects, common, problems, notes: Vec::new(), shards };
+    let found = Contents { files, tensors, objects, common, problems, notes: Vec::new(), shards };
     Ok(into_catalog(found, FORMAT.name, root, options, parse))
 }
 
