@@ -9,7 +9,7 @@ use crate::catalog::{Catalog, Entry, Problem};
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
-/// What is compared with what.
+/// The tensors to compare, and those without a partner.
 #[derive(Debug, Default)]
 pub struct Pairing {
     /// Tensors on both sides, in natural order of their names.
@@ -31,7 +31,7 @@ pub struct Pair {
     pub tied_side: Option<Side>,
 }
 
-/// What the user asks for.
+/// The selection of names that the user asks for.
 #[derive(Debug, Default)]
 pub struct Selection {
     /// Names that take part; all where there is none.
@@ -47,7 +47,7 @@ impl Selection {
         (self.include.is_empty() || self.include.is_match(name)) && !self.exclude.is_match(name)
     }
 
-    /// Whether a problem is that of a tensor which is excluded by name. What `include` leaves out counts all the same:
+    /// Returns whether a problem is that of a tensor which is excluded by name. What `include` leaves out counts all the same:
     /// the name that a problem tells need not be the one that the tensor would have had.
     #[must_use]
     pub fn leaves_out(&self, problem: &Problem) -> bool {

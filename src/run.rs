@@ -110,7 +110,11 @@ fn open(side: Side, args: &CompareArgs) -> Result<Catalog> {
     if let Some(section) = options.sections.iter().find(is_absent)
         && catalog.problems.is_empty()
     {
-        let message = format!("no tensor of its {} in this checkpoint", section.name());
+        let wanted = match section {
+            Section::Model => "model weights",
+            Section::Optimizer => "optimizer state",
+        };
+        let message = format!("no {wanted} in this checkpoint");
         catalog.problems.push(Problem { file: Some(path.clone()), tensor: None, message });
     }
     Ok(catalog)

@@ -11,7 +11,7 @@ use super::{Outcome, TensorComparison};
 pub struct Metric {
     /// Its key in the JSON result.
     pub name: &'static str,
-    /// Whether it is there unasked.
+    /// It is there unasked.
     pub is_default: bool,
     /// Its value; null where it is not defined.
     pub value: fn(&TensorComparison) -> Value,

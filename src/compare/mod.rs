@@ -1,7 +1,7 @@
 //! Pairs -> statistics: one streaming pass over fixed logical blocks.
 //!
 //! A unit of work is some consecutive blocks of one pair. Both sides are looked at in the page cache where that pays and
-//! they lie there as they are compared (`maps.rs`), or else gathered into dense buffers that each thread keeps; every
+//! they lie there as they are compared (`side_files.rs`), or else gathered into dense buffers that each thread keeps; every
 //! further copy is laid over the first one and compared with it bit by bit, and the kernel sees block after block. Where
 //! copies differ and their [`Merge`] makes a value of them all, the block that the kernel sees is that value, held in
 //! `f64`. The blocks' statistics are folded in block order, so the result has the same bits for any number of threads and
@@ -48,7 +48,7 @@ pub struct TensorComparison {
     pub dtypes: [Dtype; 2],
     /// Shape of each side.
     pub shapes: [Vec<u64>; 2],
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
     /// The element with the largest difference, or else the first one that differs.
     pub example: Option<Example>,
@@ -93,14 +93,14 @@ pub struct ReplicaDifference {
     pub copy: String,
     /// The name under which this copy is stored.
     pub stored_name: String,
-    /// How the copies make the value that is compared.
+    /// The rule by which the copies make the value that is compared.
     pub merge: Merge,
     /// The statistics of all that this copy holds, the first copy against this one.
     pub stats: Stats,
 }
 
 impl ReplicaDifference {
-    /// Whether the copies should be the same; parts of a sum need not.
+    /// Returns whether the copies should be the same; parts of a sum need not.
     #[must_use]
     pub fn is_divergence(&self) -> bool {
         self.merge.is_of_replicas()

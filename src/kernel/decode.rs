@@ -107,7 +107,7 @@ fn bfloat16(bits: u16) -> f32 {
 /// IEEE binary16, without a branch: normal numbers by moving the exponent to its place in an
 /// `f32`, denormals as what they add to a one half whose last bit is their unit.
 fn float16(bits: u16) -> f32 {
-    /// What takes an exponent of bias 15 to bias 127; applied twice it takes 31 to 255.
+    /// The addend that takes an exponent of bias 15 to bias 127; applied twice it takes 31 to 255.
     const REBIAS: u32 = (127 - 15) << 23;
     let bits = u32::from(bits);
     let magnitude = bits & 0x7fff;
@@ -126,7 +126,7 @@ fn scale(exponent: u8) -> f64 {
     }
 }
 
-/// How a `float8` format treats the codes that are no ordinary numbers.
+/// The treatment of the codes of a `float8` format that are no ordinary numbers.
 #[derive(Clone, Copy)]
 enum Specials {
     /// Largest exponent: infinity, and NaN where the mantissa is not zero.

@@ -11,7 +11,7 @@ use super::stats::Sums;
 use super::sum::{Sum, power_of_two};
 use crate::base::dtype::Dtype;
 
-/// Whether a pair of these has exact sums.
+/// Returns whether a pair of these has exact sums.
 pub(super) fn is_exact(a: Dtype, b: Dtype) -> bool {
     a == Dtype::BFloat16 && b == Dtype::BFloat16
 }
@@ -48,7 +48,7 @@ fn value(word: u16) -> f64 {
     f64::from(f32::from_bits(u32::from(word) << 16))
 }
 
-/// Whether a word is neither NaN nor infinite.
+/// Returns whether a word is neither NaN nor infinite.
 pub(super) fn is_finite(word: u16) -> bool {
     word & 0x7f80 != 0x7f80
 }

@@ -2,7 +2,7 @@
 //! differences are taken exactly; `float64` and `complex128`, whose squares need not fit an
 //! `f64`; complex elements; NaN and infinities, which are counted and left out of the sums.
 //!
-//! Two passes over the block: [`survey`] counts and finds the magnitudes, from which the scale of
+//! Two passes over the block: [`scan`] counts and finds the magnitudes, from which the scale of
 //! each sum follows; [`accumulate`] takes the sums.
 
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::base::dtype::Dtype;
 pub(super) fn compare(isa: Isa, a: DenseBlock<'_>, b: DenseBlock<'_>, first: u64) -> Stats {
     let mut pair = Pair::new(a, b);
     let mut stats = Stats { count: a.count(), ..Stats::default() };
-    let scales = survey(&mut pair, first, &mut stats);
+    let scales = scan(&mut pair, first, &mut stats);
     accumulate(isa, &mut pair, first, scales, &mut stats);
     if is_exact(a.dtype, b.dtype) {
         stats.sums = exact::sums(a.bytes, b.bytes);
@@ -38,7 +38,7 @@ struct Scale {
     is_halved: bool,
 }
 
-/// How far values are moved. From the smallest denormal, 2^-1074, this leads to squares that are
+/// Distance by which values are moved. From the smallest denormal, 2^-1074, this leads to squares that are
 /// normal numbers, and from the largest finite value to squares far from overflow.
 const MOVE: i32 = 600;
 
@@ -68,7 +68,7 @@ impl Scale {
     }
 }
 
-/// Whether values with this largest magnitude stay as they are.
+/// Returns whether values with this largest magnitude stay as they are.
 pub(super) fn is_in_range(largest: f64) -> bool {
     largest == 0.0 || (!largest.is_infinite() && Scale::for_largest(largest).exp == 0)
 }
@@ -77,7 +77,7 @@ pub(super) fn is_in_range(largest: f64) -> bool {
 type Scales = [Scale; 4];
 
 /// Counts what is counted, and chooses the scales.
-fn survey(pair: &mut Pair<'_>, first: u64, stats: &mut Stats) -> Scales {
+fn scan(pair: &mut Pair<'_>, first: u64, stats: &mut Stats) -> Scales {
     let mut largest = [0.0f64; 4];
     for index in 0..pair.chunks() {
         let start = first + (index * pair.elements_per_chunk()) as u64;
@@ -142,7 +142,7 @@ struct Pair<'a> {
     start: usize,
     /// The numbers of the chunk, filled up with zeros.
     values: [Chunk; 2],
-    /// Whether no decoded number is NaN or infinite.
+    /// Returns whether no decoded number is NaN or infinite.
     is_finite: bool,
     /// `a - b`
     diff: Chunk,
@@ -214,7 +214,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Where a 64-bit integer is on either side: differences and sums are those of the integers,
+    /// For a 64-bit integer on either side: differences and sums are those of the integers,
     /// not of what they round to, and overflow is impossible.
     fn combine_exactly(&mut self, reals: usize) {
         for i in 0..reals {
@@ -246,13 +246,13 @@ impl<'a> Pair<'a> {
         Some(Split { whole, fraction: 0.0 })
     }
 
-    /// Where the numbers of an element are in a chunk.
+    /// Places of the numbers of an element in a chunk.
     fn reals(&self, element: usize) -> Range<usize> {
         let start = element * self.reals_per_element;
         start..start + self.reals_per_element
     }
 
-    /// Whether any number of an element of one side is so.
+    /// Returns whether any number of an element of one side is so.
     fn any(&self, side: usize, element: usize, is_so: fn(f64) -> bool) -> bool {
         self.values[side][self.reals(element)].iter().any(|&value| is_so(value))
     }

@@ -11,7 +11,7 @@ use super::stats::{Stats, Sums};
 use super::{DenseBlock, size};
 use crate::base::dtype::Dtype;
 
-/// Whether elements are real.
+/// Returns whether elements are real.
 pub(super) fn is_plain(dtype: Dtype) -> bool {
     reals_per_element(dtype) == 1
 }
@@ -108,11 +108,11 @@ fn compare_decoded(isa: Isa, a: DenseBlock<'_>, b: DenseBlock<'_>, totals: &mut 
     found
 }
 
-/// What comes of comparing two blocks for equal bytes.
+/// The result of comparing two blocks for equal bytes.
 #[expect(clippy::large_enum_variant, reason = "one for a block, on the stack")]
 pub(super) enum Equality {
     Different,
-    /// What the other paths give for such blocks; `None` if a value is not finite, or a sum is out of range.
+    /// The statistics that the other paths give for such blocks; `None` if a value is not finite, or a sum is out of range.
     Equal(Option<Stats>),
 }
 
@@ -204,7 +204,7 @@ fn padded<'a>(bytes: &[u8], width: usize, room: &'a mut [u8; CHUNK * 8]) -> &'a 
 }
 
 impl<'a> DenseBlock<'a> {
-    /// Whether all elements, and differences and sums of two, are exact in `f64`.
+    /// Returns whether all elements, and differences and sums of two, are exact in `f64`.
     fn fits(self) -> bool {
         let words = self.bytes.as_chunks().0.iter();
         let bits = match self.dtype {

@@ -1,4 +1,4 @@
-//! What is known of two tensors after comparing them, and the metrics that follow.
+//! The statistics of two tensors, and the metrics that follow from them.
 
 use super::sum::{Scaled, Sum};
 
@@ -51,7 +51,7 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Whether the squares, and with them all sums, came out finite.
+    /// Returns whether the squares, and with them all sums, came out finite.
     pub(super) fn are_finite(&self) -> bool {
         self.squares.iter().all(Sum::is_finite)
     }
@@ -158,7 +158,7 @@ impl Stats {
         self.first_differing
     }
 
-    /// Whether both sides are the same dtype and the same bytes.
+    /// Returns whether both sides are the same dtype and the same bytes.
     #[must_use]
     pub fn is_identical(&self) -> bool {
         self.is_identical
@@ -176,7 +176,7 @@ impl Stats {
         self.inf
     }
 
-    /// Whether no element of either side is NaN or infinite.
+    /// Returns whether no element of either side is NaN or infinite.
     #[must_use]
     pub fn is_finite(&self) -> bool {
         self.is_side_finite(0) && self.is_side_finite(1)

@@ -19,12 +19,12 @@ impl Sum {
         if value == 0.0 { Self::default() } else { Self { hi: value, lo: 0.0, exp } }
     }
 
-    /// Whether the sum is exactly zero.
+    /// Returns whether the sum is exactly zero.
     pub(super) fn is_zero(&self) -> bool {
         self.hi == 0.0
     }
 
-    /// Whether no term was NaN or infinite.
+    /// Returns whether no term was NaN or infinite.
     pub(super) fn is_finite(&self) -> bool {
         self.hi.is_finite()
     }

@@ -86,7 +86,7 @@ fn square<const N: usize, const SIZE: usize>(
 #[cfg(target_arch = "x86_64")]
 use sse2::{interleaved, load, prefetch, stored};
 
-/// What every x86-64 has.
+/// Instructions that every x86-64 has.
 #[cfg(target_arch = "x86_64")]
 mod sse2 {
     use std::arch::x86_64::{

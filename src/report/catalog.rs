@@ -1,4 +1,4 @@
-//! What is in a checkpoint, for people and as JSON. No value is read for it.
+//! The contents of a checkpoint, for people and as JSON. No value is read for it.
 
 use std::io::{self, Write};
 
@@ -107,7 +107,7 @@ fn json_of(fact: &PlainValue) -> Value {
     }
 }
 
-/// How many shards hold it, how many hold it again, and where the first one is.
+/// Number of shards that hold it and of those that hold it again, and the place of the first one.
 fn shards_text(catalog: &Catalog, tensor: &LogicalTensor) -> String {
     let first = tensor.pieces().first().map_or(tensor.source().file, |piece| piece.file);
     let label = catalog.files.shard_label(first);

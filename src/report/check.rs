@@ -1,4 +1,4 @@
-//! What is wrong with one checkpoint, for people and as JSON.
+//! A self-check for people and as JSON.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -90,7 +90,7 @@ pub fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> 
     let not_finite: Vec<_> = report.not_finite().collect();
     let title = format!("not finite: {}", counted(not_finite.len(), "tensor"));
     screen.list(&title, &not_finite, not_finite_line)?;
-    let title = format!("belonging to nothing: {}", grouped(report.leftovers.len() as u64));
+    let title = format!("unreferenced files: {}", grouped(report.leftovers.len() as u64));
     screen.list(&title, &report.leftovers, ToString::to_string)?;
     writeln!(screen.out, "\n{}", closing(report, style))
 }
@@ -99,13 +99,13 @@ fn totals(report: &CheckReport) -> String {
     let elements: u64 = report.read().map(|(_, stats)| stats.count()).sum();
     let size =
         |(tensor, stats): (&TensorCheck, &Stats)| stats.count().saturating_mul(tensor.dtype.size());
-    let copies = if report.copies == 1 {
-        "1 further copy".to_owned()
-    } else {
-        format!("{} further copies", grouped(report.copies as u64))
+    let copies = match report.copies {
+        0 => String::new(),
+        1 => "; 1 further copy of parts of them".to_owned(),
+        copies => format!("; {} further copies of parts of them", grouped(copies as u64)),
     };
     format!(
-        "checked {}, {} elements, {}; {copies} of parts of them",
+        "checked {}, {} elements, {}{copies}",
         counted(report.read().count(), "tensor"),
         grouped(elements),
         bytes(report.read().map(size).fold(0, u64::saturating_add)),
@@ -147,15 +147,14 @@ fn not_finite_line((tensor, stats): &(&TensorCheck, &Stats)) -> String {
 }
 
 fn closing(report: &CheckReport, style: Style) -> String {
-    let mut findings = Vec::new();
-    let mut add = |count: usize, noun: &str, what: &str| {
-        if count > 0 {
-            findings.push(format!("{} {what}", counted(count, noun)));
-        }
-    };
-    add(report.diverged().count(), "tensor", "with copies that disagree");
-    add(report.not_finite().count(), "tensor", "with NaN or Inf");
-    add(report.leftovers.len(), "leftover", "belonging to nothing");
+    let counts = [
+        (report.diverged().count(), "tensor", " with copies that disagree"),
+        (report.not_finite().count(), "tensor", " with NaN or Inf"),
+        (report.leftovers.len(), "unreferenced file", ""),
+    ];
+    let counts = counts.into_iter().filter(|(count, ..)| *count > 0);
+    let mut findings: Vec<String> =
+        counts.map(|(count, noun, with)| format!("{}{with}", counted(count, noun))).collect();
     let word = report.soundness.name();
     match report.soundness {
         Soundness::Trouble if report.tensors.is_empty() => {

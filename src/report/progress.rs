@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How often the bar is redrawn. The work itself only adds to a counter.
+/// Time from one drawing of the bar to the next. The work itself only adds to a counter.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Runs `work`, which counts bytes up to `total`, under a bar.

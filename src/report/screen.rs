@@ -230,15 +230,22 @@ fn count(report: &Report, wanted: TensorVerdict) -> usize {
 }
 
 fn differences(report: &Report) -> String {
-    let different = count(report, TensorVerdict::Different);
-    let total = counted(report.tensors.len(), "tensor");
-    let mut parts = vec![match different {
-        0 => format!("all {total} on both sides are equal"),
-        _ => format!("{} of {total} differ", grouped(different as u64)),
-    }];
-    let unpaired: usize = report.only_in.iter().map(Vec::len).sum();
-    if unpaired > 0 {
-        parts.push(format!("{} on one side only", grouped(unpaired as u64)));
+    let mut parts = Vec::new();
+    match count(report, TensorVerdict::Different) {
+        0 => {
+            let equal = [TensorVerdict::Identical, TensorVerdict::Equal];
+            let equal = equal.map(|verdict| count(report, verdict)).iter().sum();
+            parts.push(format!("{} equal", counted(equal, "tensor")));
+        }
+        different => {
+            let total = counted(report.tensors.len(), "tensor");
+            parts.push(format!("{} of {total} differ", grouped(different as u64)));
+        }
+    }
+    for (side, names) in Side::BOTH.iter().zip(&report.only_in) {
+        if !names.is_empty() {
+            parts.push(format!("{} only in {side}", grouped(names.len() as u64)));
+        }
     }
     let replicas = report.tensors.iter().flat_map(|tensor| &tensor.replicas);
     let diverged = replicas.filter(|replica| replica.is_divergence()).count();

@@ -1,6 +1,6 @@
 //! Colours, where they are wanted.
 
-/// Whether text may be coloured.
+/// The style of text: plain or coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
     /// Escape sequences are understood and wanted.

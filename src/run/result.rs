@@ -1,4 +1,4 @@
-//! Where the JSON result goes: standard output, a file of its own, or a device or pipe that is there.
+//! The destination of the JSON result: standard output, a file of its own, or a device or pipe that is there.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ pub(super) enum Destination {
 }
 
 impl Destination {
-    /// Before anything is read: a file of that name must not be there (unless `force`), and its folder must.
+    /// Checks the path before anything is read: a file of that name must not be there (unless `force`), and its folder must.
     pub(super) fn of(output: &Path, force: bool) -> Result<Self> {
         if output == Path::new("-") {
             return Ok(Self::Stdout);
@@ -47,7 +47,7 @@ impl Destination {
         Ok(Self::File { path, force })
     }
 
-    /// The whole result is given, so that an interruption finds next to nothing to interrupt.
+    /// Writes the whole result at once, so that an interruption finds next to nothing to interrupt.
     pub(super) fn write(&self, json: &[u8]) -> Result<()> {
         match self {
             Self::Stdout => Ok(unless_closed(io::stdout().lock().write_all(json))?),

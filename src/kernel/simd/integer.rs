@@ -63,11 +63,11 @@ pub(super) fn window(a: &[u8], b: &[u8]) -> u16 {
     (largest(a).max(largest(b)).min(0x7f7f) >> 7).saturating_sub(SPAN).max(1)
 }
 
-/// What is not left to the vectors.
+/// Elements that are not left to the vectors.
 pub(super) struct Aside<'a> {
     buckets: &'a mut Buckets,
     pub(super) is_finite: bool,
-    /// Where in the stretch, and which of so many elements; the first `count` hold something.
+    /// Place in the stretch, and which of so many elements; the first `count` hold something.
     vectors: [(usize, u32); VECTORS],
     count: usize,
 }

@@ -1,7 +1,7 @@
 //! The loops of the kernel in the instructions of the machine, chosen at run time.
 //!
 //! An [`Isa`] can only be had if the machine is able: it is the proof that its loops may be run.
-//! What they compute is defined in `lanes.rs`; each algorithm is written once, in `body.rs`, over
+//! Their results are defined in `lanes.rs`; each algorithm is written once, in `body.rs`, over
 //! the few vector operations that a file an instruction set provides.
 //!
 //! Loops read `bfloat16`, `float16`, `float32` and `float64` in any combination straight from
@@ -110,7 +110,7 @@ impl Isa {
     }
 }
 
-/// What the numbers of elements that the loops are given are multiples of.
+/// Divisor of the numbers of elements that the loops are given.
 pub(super) const ROW: usize = 32;
 
 /// Dtypes that the loops read; `u8` because that is what a constant parameter can be.
@@ -154,7 +154,7 @@ const fn width(form: Form) -> usize {
     }
 }
 
-/// What is found in a row of chunks beside the sums. With NaN among the numbers it means nothing.
+/// Findings in a row of chunks beside the sums. With NaN among the numbers it means nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Found {
     /// Numbers with `a - b` other than 0.

@@ -23,7 +23,7 @@ pub(super) fn pairs<const A: Form, const B: Form>(
         } else {
             totals.add_reals::<true>(&values);
         }
-        let (differing, largest) = survey(&values);
+        let (differing, largest) = scan(&values);
         found.note(index, differing, largest);
         if A == FLOAT64 || B == FLOAT64 {
             let [a, b] = &values;
@@ -40,7 +40,7 @@ pub(super) fn pairs<const A: Form, const B: Form>(
 pub(super) fn decoded_pairs(a: &Chunk, b: &Chunk, totals: &mut Totals) -> Found {
     let values = [*a, *b];
     totals.add_reals::<false>(&values);
-    let (differing, largest) = survey(&values);
+    let (differing, largest) = scan(&values);
     let mut found = Found::default();
     found.note(0, differing, largest);
     found
@@ -69,7 +69,7 @@ pub(super) fn products(x: &Chunk, y: &Chunk, lanes: &mut Lanes) {
 
 /// The number of differences that are not zero, and the largest magnitude.
 #[inline(always)]
-fn survey([a, b]: &[Chunk; 2]) -> (u64, f64) {
+fn scan([a, b]: &[Chunk; 2]) -> (u64, f64) {
     // Neither depends on the order, so this is as many lanes as the registers of any machine hold.
     const WIDTH: usize = 4;
     let mut differing = [0; WIDTH];
