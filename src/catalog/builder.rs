@@ -185,7 +185,7 @@ impl<'a> CatalogBuilder<'a> {
         self.catalog.leftovers.push(leftover);
     }
 
-    /// Adds what a user should know and need not mend.
+    /// Adds an informational note for the user.
     pub fn note(&mut self, note: impl Into<String>) {
         self.catalog.notes.push(note.into());
     }

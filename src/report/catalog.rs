@@ -2,8 +2,6 @@
 
 use std::io::{self, Write};
 
-use serde::Serialize;
-use serde_json::ser::PrettyFormatter;
 use serde_json::{Value, json};
 
 use crate::base::plain::PlainValue;
@@ -12,7 +10,7 @@ use crate::names::{Name, printable};
 use crate::tensor::{ByteOrder, LogicalTensor, Piece};
 
 use super::Style;
-use super::json::Escaping;
+use super::json::write_value;
 use super::units::{bytes, counted, grouped, shape};
 
 /// A name longer than this does not make the lines of the others longer.
@@ -170,8 +168,5 @@ pub fn write_json(catalog: &Catalog, out: &mut dyn Write) -> io::Result<()> {
         "tied": catalog.tied.iter().map(tied).collect::<serde_json::Map<_, _>>(),
         "tensors": catalog.tensors.iter().map(tensor).collect::<serde_json::Map<_, _>>(),
     });
-    let formatter = Escaping(PrettyFormatter::new());
-    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, formatter);
-    whole.serialize(&mut serializer)?;
-    writeln!(out)
+    write_value(&whole, out)
 }

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use serde::Serialize;
-use serde_json::ser::PrettyFormatter;
 use serde_json::{Map, Value, json};
 
 use crate::catalog::{Problem, Tied};
@@ -13,7 +11,7 @@ use crate::judge::verdict::Soundness;
 use crate::kernel::Stats;
 use crate::names::{Name, printable};
 
-use super::json::Escaping;
+use super::json::write_value;
 use super::units::{bytes, counted, grouped, scientific, shape};
 use super::{CheckpointReport, Screen, Style};
 
@@ -212,10 +210,7 @@ pub fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
         "tied": tied.collect::<Map<_, _>>(),
         "leftovers": report.leftovers.iter().map(ToString::to_string).collect::<Vec<_>>(),
     });
-    let formatter = Escaping(PrettyFormatter::new());
-    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, formatter);
-    whole.serialize(&mut serializer)?;
-    writeln!(out)
+    write_value(&whole, out)
 }
 
 fn json_of_copy(tensor: &TensorCheck, replica: &ReplicaDifference) -> Value {

@@ -2,8 +2,9 @@
 
 use std::io::{self, Write};
 
-use serde::Serializer;
 use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 use serde_json::ser::{Formatter, PrettyFormatter};
 
 use crate::compare::metrics::Metric;
@@ -24,7 +25,7 @@ pub fn write(report: &Report, metrics: &[&Metric], out: &mut dyn Write) -> io::R
     let compared = |tensor: &&TensorComparison| !matches!(tensor.outcome, Outcome::Unreadable(_));
     let mut map = serializer.serialize_map(None)?;
     for tensor in report.tensors.iter().filter(compared) {
-        let entry: serde_json::Map<String, serde_json::Value> =
+        let entry: serde_json::Map<String, Value> =
             metrics.iter().map(|metric| (metric.name.to_owned(), (metric.value)(tensor))).collect();
         map.serialize_entry(tensor.name.as_str(), &entry)?;
     }
@@ -32,9 +33,17 @@ pub fn write(report: &Report, metrics: &[&Metric], out: &mut dyn Write) -> io::R
     writeln!(out)
 }
 
+/// Writes any other value, with an indent of two.
+pub(super) fn write_value(value: &Value, out: &mut dyn Write) -> io::Result<()> {
+    let formatter = Escaping(PrettyFormatter::new());
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, formatter);
+    value.serialize(&mut serializer)?;
+    writeln!(out)
+}
+
 /// Writes as the formatter inside, but every character that a terminal would obey as an escape: JSON itself
 /// asks for that below U+0020 only.
-pub(super) struct Escaping(pub(super) PrettyFormatter<'static>);
+struct Escaping(PrettyFormatter<'static>);
 
 /// Hands methods on to the formatter inside.
 macro_rules! hand_on {

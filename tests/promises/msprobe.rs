@@ -338,7 +338,7 @@ fn fault_24_a_lost_layer_is_a_difference_and_named() {
     let lost = [2, 3, 4, 5].map(|layer| format!("decoder.layers.{layer}.input_layernorm.weight\n"));
     let listed = format!("only in b: 4 tensors\n{}", lost.concat());
     assert!(run.stderr.contains(&listed), "{}", run.stderr);
-    assert!(run.verdict().ends_with(", 4 on one side only"), "{}", run.stderr);
+    assert!(run.verdict().ends_with(", 4 only in b"), "{}", run.stderr);
     // Nothing else differs, and that is still a difference.
     let copied = Copied::of(&shallow);
     let (known, other) =

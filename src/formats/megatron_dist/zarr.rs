@@ -86,7 +86,7 @@ fn read_objects(
     for name in names_in(folder)? {
         match name.strip_suffix(".pt").filter(|name| name.starts_with("shard_")) {
             Some(shard) => {
-                // Known, though nothing of it is read: `check` looks for files that belong to nothing.
+                // Known, though nothing of it is read: `check` looks for unreferenced files.
                 drop(files.add(&folder.join(&name)));
                 objects.push(format!("{key}/{shard}"));
             }
