@@ -1,12 +1,16 @@
-//! Pairs -> statistics: one streaming pass over fixed logical blocks.
+//! Tensors -> statistics: one streaming pass over fixed logical blocks, of two sides ([`compare`]) or of one
+//! ([`self_check`]).
 //!
-//! A unit of work is some consecutive blocks of one pair. Both sides are looked at in the page cache where that pays and
-//! they lie there as they are compared (`side_files.rs`), or else gathered into dense buffers that each thread keeps; every
+//! A unit of work is some consecutive blocks of one tensor. Each side is looked at in the page cache where that pays and
+//! it lies there as it is compared (`side_files.rs`), or else gathered into dense buffers that each thread keeps; every
 //! further copy is laid over the first one and compared with it bit by bit, and the kernel sees block after block. Where
-//! copies differ and their [`Merge`] makes a value of them all, the block that the kernel sees is that value, held in
+//! copies differ and their [`Merge`](crate::tensor::Merge) makes a value of them all, the block that the kernel sees is that value, held in
 //! `f64`. The blocks' statistics are folded in block order, so the result has the same bits for any number of threads and
 //! any layout of either side. Memory: threads x a few blocks, or threads x `BAND_BYTES` where a side is stored with its
 //! rows across the file; besides, pages of the files that are looked at, which the system may take back.
+//!
+//! Each file uses only those before it: `strided` and `side_files`, `gather` (one copy), `copies` (all of a tensor),
+//! `side_reader` (one side), `pass` (units, threads, folding), then the two tasks.
 
 mod copies;
 mod gather;
@@ -30,7 +34,7 @@ use crate::kernel::{ExactSums, Stats, compare_block};
 use crate::names::Name;
 use crate::pairing::Pair;
 use crate::storage::FileSet;
-use crate::tensor::{LogicalTensor, Merge};
+use crate::tensor::LogicalTensor;
 
 use pass::{PassTotals, TensorPass, bytes, unit_bytes};
 use side_files::SideFiles;
@@ -38,6 +42,7 @@ use side_reader::{SideReader, unflattened};
 
 pub use self_check::{TensorCheck, bytes_to_self_check, self_check};
 pub use side_files::ReadError;
+pub use side_reader::ReplicaDifference;
 
 /// The comparison of one pair.
 #[derive(Debug)]
@@ -80,31 +85,6 @@ pub struct Example {
     pub index: Vec<u64>,
     /// Its values as text, in full.
     pub values: [String; 2],
-}
-
-/// A copy that differs from the first one.
-#[derive(Debug)]
-pub struct ReplicaDifference {
-    /// The side that it is on.
-    pub side: Side,
-    /// Folder or file of the first copy.
-    pub first: String,
-    /// Folder or file of this copy.
-    pub copy: String,
-    /// The name under which this copy is stored.
-    pub stored_name: String,
-    /// The rule by which the copies make the value that is compared.
-    pub merge: Merge,
-    /// The statistics of all that this copy holds, the first copy against this one.
-    pub stats: Stats,
-}
-
-impl ReplicaDifference {
-    /// Returns whether the copies should be the same; parts of a sum need not.
-    #[must_use]
-    pub fn is_divergence(&self) -> bool {
-        self.merge.is_of_replicas()
-    }
 }
 
 /// Compares all pairs; `done` counts the bytes as they are compared.

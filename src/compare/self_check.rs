@@ -10,10 +10,9 @@ use crate::names::Name;
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
-use super::ReplicaDifference;
 use super::pass::{self, PassTotals, TensorPass, bytes, unit_bytes};
 use super::side_files::{ReadError, SideFiles};
-use super::side_reader::{SideReader, unflattened};
+use super::side_reader::{ReplicaDifference, SideReader, unflattened};
 
 /// The self-check of one tensor.
 #[derive(Debug)]

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::base::extent::Extent;
-use crate::kernel::{BLOCK, DenseBlock};
+use crate::base::side::Side;
+use crate::kernel::{BLOCK, DenseBlock, Stats};
 use crate::storage::{FileId, Region};
 use crate::tensor::{LogicalTensor, Merge, Piece, Replica};
 
-use super::ReplicaDifference;
 use super::copies::{Copies, Scratch};
 use super::gather::{Band, CopyReader};
 use super::side_files::{Maps, ReadError, SideFiles};
@@ -98,6 +98,31 @@ impl<'a> SideReader<'a> {
     fn bytes(&self, elements: u64) -> usize {
         let size = self.copies.element().size;
         usize::try_from(elements).unwrap_or(usize::MAX).saturating_mul(size)
+    }
+}
+
+/// A copy that differs from the first one.
+#[derive(Debug)]
+pub struct ReplicaDifference {
+    /// The side that it is on.
+    pub side: Side,
+    /// Folder or file of the first copy.
+    pub first: String,
+    /// Folder or file of this copy.
+    pub copy: String,
+    /// The name under which this copy is stored.
+    pub stored_name: String,
+    /// The rule by which the copies make the value that is compared.
+    pub merge: Merge,
+    /// The statistics of all that this copy holds, the first copy against this one.
+    pub stats: Stats,
+}
+
+impl ReplicaDifference {
+    /// Returns whether the copies should be the same; parts of a sum need not.
+    #[must_use]
+    pub fn is_divergence(&self) -> bool {
+        self.merge.is_of_replicas()
     }
 }
 
