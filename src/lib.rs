@@ -1,6 +1,23 @@
 //! Compare two training checkpoints of large models, tensor by tensor, whatever the format and the parallel layout of
 //! each, without ever executing a byte of them.
 //!
+//! The command `ckptcmp` is this library and a command line. The library is the few names below: [`open`] a checkpoint,
+//! [`compare`](compare()) two of them or [`check`] one, read the [`Report`].
+//!
+//! ```
+//! use ckptcmp::{CompareOptions, OpenOptions, Verdict};
+//!
+//! let root = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/layouts/gpt-small");
+//! let a = ckptcmp::open(format!("{root}/tp1"), &OpenOptions::default())?;
+//! let b = ckptcmp::open(format!("{root}/tp2"), &OpenOptions::default())?;
+//! let report = ckptcmp::compare(a, b, &CompareOptions::default())?;
+//! assert_eq!(report.verdict, Verdict::Identical);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! All other modules are the house behind that door: public for the tests, benches and fuzz targets of this repository,
+//! and no promise to anyone else. What follows is their architecture.
+//!
 //! # The idea
 //!
 //! **A tensor is a set of strided pieces over regions of files.** Everything that a layout, a format or a naming
@@ -31,15 +48,16 @@
 //! | [`containers`] | what a file holds, knowing of no ranks: [`torch`](containers::torch) (zip or stream, pickle as inert data), [`safetensors`](containers::safetensors), [`dcp`](containers::dcp), [`zarr`](containers::zarr) |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites; [`names::families`] for those that are not Megatron's |
 //! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
-//! | [`catalog`] | what a checkpoint holds |
+//! | [`catalog`] | what a checkpoint holds: tensors, ties, state of the run, problems; the one builder of it |
 //! | [`formats`] | a path in, a catalog out; one folder a format |
 //! | [`dialects`] | a catalog of another dialect beside one of Megatron's -> the same names and shapes, as views |
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
 //! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
-//! | [`compare`] | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |
+//! | [`compare`](mod@compare) | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |
 //! | [`judge`] | statistics -> identical, equal, different or trouble -> exit code |
 //! | [`report`] | a finished comparison or check -> screen, JSON; a catalog -> inspection |
-//! | [`cli`], [`run`] | typed flags; the pipeline on one screen |
+//! | [`pipeline`] | all of it on one screen: agree, pair, compare, judge |
+//! | [`cli`], [`run`] | typed flags; from them to an exit code |
 //!
 //! Where to go for a change: a new format is a folder and a row in [`formats`]; a new layout rule is a line in
 //! [`layout::rules`] or `formats/deepspeed/rules.rs`; a new grouping of an optimizer is a rule in
@@ -61,39 +79,47 @@
 //!   cannot be put together is an error (2); a difference is a result (1).
 //! - Partial statistics are folded by block index; nothing floating goes through an unordered reduction.
 //! - Only `report` and `main` write to the terminal.
-//!
-//! # Example
-//!
-//! ```
-//! use std::path::Path;
-//! use std::sync::atomic::AtomicU64;
-//! use ckptcmp::{compare, formats, judge, pairing};
-//!
-//! let open = |layout: &str| {
-//!     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/layouts/gpt-small").join(layout);
-//!     formats::open(&path, &formats::OpenOptions::default())
-//! };
-//! let (a, b) = (open("tp1")?, open("tp2")?);
-//! let pairing = pairing::pair(&a, &b, &pairing::Selection::default());
-//! let tensors = compare::compare(&pairing.pairs, [&a.files, &b.files], false, &AtomicU64::new(0));
-//! assert_eq!(judge::verdict::of_all(&tensors, 0, 0, false).exit_code(), 0);
-//! # Ok::<(), formats::OpenError>(())
-//! ```
 #![doc = include_str!("glossary.md")]
 
+#[doc(hidden)]
 pub mod base;
+#[doc(hidden)]
 pub mod catalog;
+#[doc(hidden)]
 pub mod cli;
+#[doc(hidden)]
 pub mod compare;
+#[doc(hidden)]
 pub mod containers;
+#[doc(hidden)]
 pub mod dialects;
+#[doc(hidden)]
 pub mod formats;
+#[doc(hidden)]
 pub mod judge;
+#[doc(hidden)]
 pub mod kernel;
+#[doc(hidden)]
 pub mod layout;
+#[doc(hidden)]
 pub mod names;
+#[doc(hidden)]
 pub mod pairing;
+#[doc(hidden)]
+pub mod pipeline;
+#[doc(hidden)]
 pub mod report;
+#[doc(hidden)]
 pub mod run;
+#[doc(hidden)]
 pub mod storage;
+#[doc(hidden)]
 pub mod tensor;
+
+pub use catalog::{Catalog, Section};
+pub use formats::{OpenError, OpenOptions, open};
+pub use judge::verdict::{Soundness, Verdict};
+pub use pairing::Selection;
+pub use pipeline::{ChangedError, CompareOptions, check, compare};
+pub use report::check::CheckReport;
+pub use report::{Report, Style};

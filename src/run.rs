@@ -1,4 +1,4 @@
-//! The pipeline on one screen: open both sides, agree on names, pair, compare, judge, report.
+//! From a typed command line to an exit code: open, compare or check, report.
 
 mod check;
 mod inspect;
@@ -7,19 +7,19 @@ mod result;
 use std::io::{self, ErrorKind};
 use std::num::NonZeroUsize;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 
 use crate::base::side::Side;
 use crate::catalog::{Catalog, Problem, Section};
 use crate::cli::{Cli, Command, CompareArgs};
-use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
-use crate::compare::{Outcome, bytes_to_compare, compare};
-use crate::dialects;
+use crate::compare::Outcome;
+use crate::compare::metrics;
 use crate::formats;
-use crate::judge::verdict::{self, Verdict};
-use crate::pairing::{Selection, pair, settle_positions};
-use crate::report::{self, Report, Style, problems, progress};
+use crate::judge::verdict::Verdict;
+use crate::pairing::Selection;
+use crate::pipeline::{self, CompareOptions};
+use crate::report::{Report, Style, problems};
 
 use self::result::Destination;
 
@@ -36,25 +36,29 @@ pub fn run(cli: &Cli) -> Result<u8> {
 }
 
 fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
-    let metrics = metrics::select(&args.metrics).map_err(anyhow::Error::msg)?;
-    let selection = Selection {
-        include: glob_set(&args.include)?,
-        exclude: glob_set(&args.exclude)?,
-        vocab_size: args.vocab_size,
+    let options = CompareOptions {
+        metrics: metrics::select(&args.metrics).map_err(anyhow::Error::msg)?,
+        selection: Selection {
+            include: glob_set(&args.include)?,
+            exclude: glob_set(&args.exclude)?,
+            vocab_size: args.vocab_size,
+        },
+        allow_diverged: args.allow_diverged,
+        shows_progress: !args.quiet,
     };
     let destination = Destination::of(&args.output, args.force)?;
-    let report = thread_pool(args.threads)?.install(|| compared(args, &selection, &metrics))?;
+    let report = thread_pool(args.threads)?.install(|| compared(args, &options))?;
     problems::write_of_comparison(&report, !args.include.is_empty() || !args.exclude.is_empty());
     let is_read = |outcome: &Outcome| !matches!(outcome, Outcome::Unreadable(_));
     if report.tensors.iter().any(|tensor| is_read(&tensor.outcome)) {
         let mut json = Vec::new();
-        report::json::write(&report, &metrics, &mut json)?;
+        report.write_json(&mut json)?;
         destination.write(&json)?;
     }
     unless_closed(match (args.quiet, destination == Destination::Stdout) {
         (true, _) => Ok(()),
-        (false, true) => report::screen::write(&report, Style::PLAIN, &mut io::stderr().lock()),
-        (false, false) => report::screen::write(&report, style, &mut io::stdout().lock()),
+        (false, true) => report.write_screen(Style::PLAIN, &mut io::stderr().lock()),
+        (false, false) => report.write_screen(style, &mut io::stdout().lock()),
     })?;
     Ok(match report.verdict {
         Verdict::Different if args.exit_zero => 0,
@@ -62,39 +66,9 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
     })
 }
 
-fn compared(args: &CompareArgs, selection: &Selection, metrics: &[&Metric]) -> Result<Report> {
+fn compared(args: &CompareArgs, options: &CompareOptions) -> Result<Report> {
     let (a, b) = rayon::join(|| open(Side::A, args), || open(Side::B, args));
-    let (mut a, mut b) = (a?, b?);
-    let given = Side::BOTH.map(|side| args.input.run_args(side));
-    dialects::agree(&mut a, &mut b, given.each_ref().map(Vec::as_slice));
-    settle_positions(&mut a, &mut b);
-    for catalog in [&mut a, &mut b] {
-        catalog.problems.retain(|problem| !selection.leaves_out(problem));
-    }
-
-    let pairing = pair(&a, &b, selection);
-    let exact_one_minus_cos = metrics.iter().any(|metric| metric.name == ONE_MINUS_COS);
-    let total = bytes_to_compare(&pairing.pairs);
-    let tensors = progress::with_progress(total, !args.quiet, |done| {
-        compare(&pairing.pairs, [&a.files, &b.files], exact_one_minus_cos, done)
-    });
-    for (side, catalog) in Side::BOTH.iter().zip([&a, &b]) {
-        if let Some(path) = catalog.files.changed() {
-            let path = path.display();
-            bail!(
-                "{side}: {path}: changed while it was read; compare again when its writer is done"
-            );
-        }
-    }
-
-    let unpaired = pairing.only_in.iter().map(Vec::len).sum();
-    let problems = a.problems.len() + b.problems.len();
-    Ok(Report {
-        verdict: verdict::of_all(&tensors, unpaired, problems, args.allow_diverged),
-        checkpoints: [a.into(), b.into()],
-        only_in: pairing.only_in,
-        tensors,
-    })
+    Ok(pipeline::compare(a?, b?, options)?)
 }
 
 /// Opens one side; every line of an error names it.

@@ -25,8 +25,9 @@ const MODULES: &[(&str, &str)] = &[
     ("compare", "base storage tensor names pairing kernel"),
     ("judge", "kernel compare"),
     ("report", "base tensor names layout catalog pairing kernel compare judge"),
+    ("pipeline", "base catalog formats dialects pairing compare judge report"),
     ("cli", "base tensor layout catalog formats compare report"),
-    ("run", "base catalog formats dialects pairing compare judge report cli"),
+    ("run", "base catalog formats pairing compare judge report pipeline cli"),
 ];
 
 /// Rooms whose modules stand in the table one by one, as they may not name each other freely.

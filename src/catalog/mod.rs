@@ -7,6 +7,7 @@ mod state;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use crate::base::plain::PlainValue;
 use crate::names::{Name, Naming};
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge};
@@ -32,6 +33,8 @@ pub struct Catalog {
     pub positions: BTreeSet<Name>,
     /// The state of the run beside its tensors.
     pub state: RunState,
+    /// Arguments of the run that its reader was given, which win over those of the checkpoint.
+    pub given: Vec<(String, PlainValue)>,
     /// Tensors and files that could not be read or put together; the rest can still be compared.
     pub problems: Vec<Problem>,
     /// Bytes and files that no tensor comes from, as far as its reader came by them: informational.
@@ -121,6 +124,7 @@ impl Catalog {
             tied: BTreeMap::new(),
             positions: BTreeSet::new(),
             state: RunState::default(),
+            given: Vec::new(),
             problems: Vec::new(),
             leftovers: Vec::new(),
             notes: Vec::new(),

@@ -57,6 +57,12 @@ pub static METRICS: &[Metric] = &[
     on_request("inf_b", |tensor| of_stats(tensor, |stats| json!(stats.inf()[1]))),
 ];
 
+/// The metrics that are there unasked.
+#[must_use]
+pub fn defaults() -> Vec<&'static Metric> {
+    METRICS.iter().filter(|metric| metric.is_default).collect()
+}
+
 /// The default metrics and those asked for by name.
 ///
 /// # Errors

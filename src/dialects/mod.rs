@@ -22,23 +22,19 @@ use attention::HeadCounts;
 use source_naming::SourceNaming;
 use sources::Sources;
 
-/// Arguments from the command line that a side may need.
-pub type Given<'a> = &'a [(String, PlainValue)];
-
-/// Gives the side that speaks another dialect canonical names where the other side's are; `given` are the arguments that the
-/// command line supplies for each.
-pub fn agree(a: &mut Catalog, b: &mut Catalog, given: [Given<'_>; 2]) {
+/// Gives the side that speaks another dialect canonical names where the other side's are.
+pub fn agree(a: &mut Catalog, b: &mut Catalog) {
     let is_canonical = [&*a, &*b].map(|side| side.origin.naming == Naming::Canonical);
     match is_canonical {
-        [true, false] => translate(b, a, [given[1], given[0]]),
-        [false, true] => translate(a, b, given),
+        [true, false] => translate(b, a),
+        [false, true] => translate(a, b),
         [true, true] | [false, false] => {}
     }
 }
 
-/// Gives one side canonical names and shapes; what no row knows is a problem and left out.
-fn translate(side: &mut Catalog, other: &Catalog, given: [Given<'_>; 2]) {
-    let sources = Sources::of(side, other, given);
+/// Gives one side canonical names and shapes; a tensor that no row knows is a problem and left out.
+fn translate(side: &mut Catalog, other: &Catalog) {
+    let sources = Sources::of(side, other);
     let names: BTreeSet<&str> = side
         .tensors
         .iter()

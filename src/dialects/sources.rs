@@ -5,18 +5,17 @@ use std::collections::BTreeMap;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, RunState};
 
-use super::Given;
-
 /// Arguments of a model, the nearest first: supplied, its own, those of the other side.
 pub(super) struct Sources<'a> {
-    given: [Given<'a>; 2],
+    given: [&'a [(String, PlainValue)]; 2],
     own: [Option<&'a BTreeMap<String, PlainValue>>; 2],
     state: &'a RunState,
     other: Option<&'a BTreeMap<String, PlainValue>>,
 }
 
 impl<'a> Sources<'a> {
-    pub(super) fn of(side: &'a Catalog, other: &'a Catalog, given: [Given<'a>; 2]) -> Self {
+    pub(super) fn of(side: &'a Catalog, other: &'a Catalog) -> Self {
+        let given = [&*side.given, &*other.given];
         let config = side.state.config();
         // A model of several has that of its language model inside.
         let text = config.and_then(|config| config.get("text_config")?.as_map());
@@ -26,7 +25,9 @@ impl<'a> Sources<'a> {
 
     /// The argument that the command line supplies.
     pub(super) fn given(&self, name: &str) -> Option<&'a PlainValue> {
-        let named = |run_args: Given<'a>| run_args.iter().rev().find(|(known, _)| known == name);
+        let named = |run_args: &'a [(String, PlainValue)]| {
+            run_args.iter().rev().find(|(known, _)| known == name)
+        };
         self.given.into_iter().find_map(named).map(|(_, fact)| fact)
     }
 

@@ -63,12 +63,14 @@ pub static FORMATS: &[Format] = &[
 /// # Errors
 /// [`OpenError`] where there is no checkpoint, or one that cannot be put together. Single tensors
 /// that cannot be read are among the catalog's problems instead.
-pub fn open(path: &Path, options: &OpenOptions) -> Result<Catalog, OpenError> {
+pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Catalog, OpenError> {
+    let path = path.as_ref();
     let forced = options.format.as_deref().map(named).transpose()?;
     let choice = Choice { formats: FORMATS, forced };
     let (format, root) = choice.resolve(Probe::new(path)?)?;
     let mut catalog = (format.read)(&root, options)?;
     catalog.origin.path = path.to_path_buf();
+    catalog.given.clone_from(&options.run_args);
     if catalog.origin.resolved.as_os_str().is_empty() {
         catalog.origin.resolved = root.path;
     }

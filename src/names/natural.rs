@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::printable;
 
-/// The name of a tensor. Ordered as people count: `layers.2` comes before `layers.10`. Shown as [`printable`] text.
+/// The name of a tensor. Ordered as people count: `layers.2` comes before `layers.10`. Shown as `printable` text.
 ///
 /// ```
 /// use ckptcmp::names::Name;

@@ -33,6 +33,22 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
+    /// Writes the report as JSON.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_json(&self, out: &mut dyn Write) -> io::Result<()> {
+        write_json(self, out)
+    }
+
+    /// Writes the report for people.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_screen(&self, style: Style, out: &mut dyn Write) -> io::Result<()> {
+        write_screen(self, style, out)
+    }
+
     /// A line for every tensor whose files cannot be read.
     pub(super) fn unread(&self) -> impl Iterator<Item = String> {
         let unread = |tensor: &TensorCheck| {
@@ -74,7 +90,7 @@ const ROWS: usize = 20;
 ///
 /// # Errors
 /// The sink cannot be written to.
-pub fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> io::Result<()> {
+fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> io::Result<()> {
     let mut screen = Screen { style, rows: ROWS, out };
     screen.checkpoint(&report.checkpoint)?;
     writeln!(screen.out, "\n{}", totals(report))?;
@@ -176,7 +192,7 @@ fn closing(report: &CheckReport, style: Style) -> String {
 ///
 /// # Errors
 /// The sink cannot be written to.
-pub fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
+fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
     let CheckpointReport { origin, problems, notes } = &report.checkpoint;
     let copies = |tensor: &TensorCheck| {
         let copies = tensor.replicas.iter().map(|copy| json_of_copy(tensor, copy));

@@ -7,7 +7,6 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use serde_json::ser::{Formatter, PrettyFormatter};
 
-use crate::compare::metrics::Metric;
 use crate::compare::{Outcome, TensorComparison};
 use crate::names::is_control;
 
@@ -19,14 +18,17 @@ use super::Report;
 ///
 /// # Errors
 /// The sink cannot be written to.
-pub fn write(report: &Report, metrics: &[&Metric], out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let formatter = Escaping(PrettyFormatter::with_indent(b"    "));
     let mut serializer = serde_json::Serializer::with_formatter(&mut *out, formatter);
     let compared = |tensor: &&TensorComparison| !matches!(tensor.outcome, Outcome::Unreadable(_));
     let mut map = serializer.serialize_map(None)?;
     for tensor in report.tensors.iter().filter(compared) {
-        let entry: serde_json::Map<String, Value> =
-            metrics.iter().map(|metric| (metric.name.to_owned(), (metric.value)(tensor))).collect();
+        let entry: serde_json::Map<String, Value> = report
+            .metrics
+            .iter()
+            .map(|metric| (metric.name.to_owned(), (metric.value)(tensor)))
+            .collect();
         map.serialize_entry(tensor.name.as_str(), &entry)?;
     }
     map.end()?;

@@ -2,10 +2,10 @@
 
 pub mod catalog;
 pub mod check;
-pub mod json;
+mod json;
 pub mod problems;
 pub mod progress;
-pub mod screen;
+mod screen;
 mod style;
 mod units;
 
@@ -15,13 +15,13 @@ use std::io::{self, Write};
 
 use crate::catalog::{Catalog, Origin, Problem};
 use crate::compare::TensorComparison;
+use crate::compare::metrics::Metric;
 use crate::judge::verdict::Verdict;
 use crate::names::{Name, printable};
 
 use units::{counted, grouped};
 
 /// The report on a comparison.
-#[derive(Debug)]
 pub struct Report {
     /// The checkpoints, `a` first.
     pub checkpoints: [CheckpointReport; 2],
@@ -31,6 +31,26 @@ pub struct Report {
     pub tensors: Vec<TensorComparison>,
     /// The verdict on it all.
     pub verdict: Verdict,
+    /// The metrics that the JSON result has of each pair.
+    pub metrics: Vec<&'static Metric>,
+}
+
+impl Report {
+    /// Writes the JSON result: one object, name -> metrics, in natural order of the names.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_json(&self, out: &mut dyn Write) -> io::Result<()> {
+        json::write(self, out)
+    }
+
+    /// Writes the summary for people.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_screen(&self, style: Style, out: &mut dyn Write) -> io::Result<()> {
+        screen::write(self, style, out)
+    }
 }
 
 /// The report on one checkpoint alone.

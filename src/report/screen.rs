@@ -24,7 +24,7 @@ const ROWS: usize = 10;
 ///
 /// # Errors
 /// The sink cannot be written to.
-pub fn write(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
     let mut screen = Screen { style, rows: ROWS, out };
     for (side, checkpoint) in Side::BOTH.iter().zip(&report.checkpoints) {
         write!(screen.out, "{}  ", style.heading(&side.to_string()))?;

@@ -1,0 +1,156 @@
+//! The pipeline on one screen: agree on names, pair, compare, judge; and a checkpoint held against itself.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::base::side::Side;
+use crate::catalog::Catalog;
+use crate::compare as compared;
+use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
+use crate::compare::{bytes_to_compare, bytes_to_self_check, self_check};
+use crate::dialects;
+use crate::formats;
+use crate::judge::verdict;
+use crate::pairing::{Selection, pair, settle_positions};
+use crate::report::check::CheckReport;
+use crate::report::{Report, progress};
+
+/// The way in which two checkpoints are compared.
+pub struct CompareOptions {
+    /// The tensors that take part.
+    pub selection: Selection,
+    /// The metrics of each tensor in the report.
+    pub metrics: Vec<&'static Metric>,
+    /// Replicas that disagree are no difference.
+    pub allow_diverged: bool,
+    /// A progress bar on standard error, where that is a terminal.
+    pub shows_progress: bool,
+}
+
+impl Default for CompareOptions {
+    /// All tensors, the default metrics, replicas that must agree, no progress bar.
+    fn default() -> Self {
+        Self {
+            selection: Selection::default(),
+            metrics: metrics::defaults(),
+            allow_diverged: false,
+            shows_progress: false,
+        }
+    }
+}
+
+/// A file that changed while it was read.
+#[derive(Debug, Error)]
+#[error("{}{}: changed while it was read; {again} again when its writer is done", side_text(*.side), .path.display())]
+pub struct ChangedError {
+    /// The side that the file belongs to, where there are two.
+    pub side: Option<Side>,
+    /// The file.
+    pub path: PathBuf,
+    again: &'static str,
+}
+
+fn side_text(side: Option<Side>) -> String {
+    side.map(|side| format!("{side}: ")).unwrap_or_default()
+}
+
+/// Compares two checkpoints, tensor by tensor, on the threads of the current rayon pool.
+///
+/// Problems of reading are in the report and make its verdict [`Trouble`](crate::Verdict::Trouble).
+///
+/// # Errors
+/// A file changed while it was read, so that nothing can be said.
+///
+/// # Examples
+///
+/// ```
+/// use ckptcmp::{CompareOptions, OpenOptions, Verdict};
+///
+/// let root = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/layouts/gpt-small");
+/// let a = ckptcmp::open(format!("{root}/tp1"), &OpenOptions::default())?;
+/// let b = ckptcmp::open(format!("{root}/tp2"), &OpenOptions::default())?;
+/// let report = ckptcmp::compare(a, b, &CompareOptions::default())?;
+/// assert_eq!(report.verdict, Verdict::Identical);
+///
+/// let mut json = Vec::new();
+/// report.write_json(&mut json)?;
+/// assert!(String::from_utf8(json)?.contains("\"l2\": 0.0"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn compare(
+    mut a: Catalog,
+    mut b: Catalog,
+    options: &CompareOptions,
+) -> Result<Report, ChangedError> {
+    dialects::agree(&mut a, &mut b);
+    settle_positions(&mut a, &mut b);
+    for catalog in [&mut a, &mut b] {
+        catalog.problems.retain(|problem| !options.selection.leaves_out(problem));
+    }
+
+    let pairing = pair(&a, &b, &options.selection);
+    let exact_one_minus_cos = options.metrics.iter().any(|metric| metric.name == ONE_MINUS_COS);
+    let total = bytes_to_compare(&pairing.pairs);
+    let tensors = progress::with_progress(total, options.shows_progress, |done| {
+        compared::compare(&pairing.pairs, [&a.files, &b.files], exact_one_minus_cos, done)
+    });
+    for (side, catalog) in Side::BOTH.into_iter().zip([&a, &b]) {
+        check_unchanged(catalog, Some(side), "compare")?;
+    }
+
+    let unpaired = pairing.only_in.iter().map(Vec::len).sum();
+    let problems = a.problems.len() + b.problems.len();
+    Ok(Report {
+        verdict: verdict::of_all(&tensors, unpaired, problems, options.allow_diverged),
+        checkpoints: [a.into(), b.into()],
+        only_in: pairing.only_in,
+        tensors,
+        metrics: options.metrics.clone(),
+    })
+}
+
+/// Holds a checkpoint against itself: its replicas and tied weights, NaN and Inf, missing and unreferenced files.
+///
+/// # Errors
+/// A file changed while it was read, so that nothing can be said.
+///
+/// # Examples
+///
+/// ```
+/// use ckptcmp::{OpenOptions, Soundness};
+///
+/// let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/layouts/gpt-small/tp2");
+/// let report = ckptcmp::check(ckptcmp::open(path, &OpenOptions::default())?, false)?;
+/// assert_eq!(report.soundness, Soundness::Sound);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn check(mut catalog: Catalog, shows_progress: bool) -> Result<CheckReport, ChangedError> {
+    let leftovers = formats::leftovers(&catalog);
+    let tensors = catalog.tensors.iter().map(|(name, entry)| (name, &entry.tensor));
+    let tensors: Vec<_> = tensors.collect();
+    let checks = progress::with_progress(bytes_to_self_check(&tensors), shows_progress, |done| {
+        self_check(&tensors, &catalog.files, done)
+    });
+    let copies = tensors.iter().map(|(_, tensor)| tensor.replicas().len()).sum();
+    check_unchanged(&catalog, None, "check")?;
+    Ok(CheckReport {
+        soundness: verdict::of_check(&checks, leftovers.len(), catalog.problems.len()),
+        tensors: checks,
+        copies,
+        tied: std::mem::take(&mut catalog.tied),
+        leftovers,
+        checkpoint: catalog.into(),
+    })
+}
+
+fn check_unchanged(
+    catalog: &Catalog,
+    side: Option<Side>,
+    again: &'static str,
+) -> Result<(), ChangedError> {
+    match catalog.files.changed() {
+        Some(path) => Err(ChangedError { side, path: path.to_path_buf(), again }),
+        None => Ok(()),
+    }
+}
