@@ -47,8 +47,8 @@ impl Selection {
         (self.include.is_empty() || self.include.is_match(name)) && !self.exclude.is_match(name)
     }
 
-    /// Returns whether a problem is that of a tensor which is excluded by name. What `include` leaves out counts all the same:
-    /// the name that a problem tells need not be the one that the tensor would have had.
+    /// Returns whether a problem is that of a tensor which is excluded by name. What `include` leaves out counts all the
+    /// same: the name that a problem tells need not be the one that the tensor would have had.
     #[must_use]
     pub fn leaves_out(&self, problem: &Problem) -> bool {
         problem.tensor.as_ref().is_some_and(|name| self.exclude.is_match(name))

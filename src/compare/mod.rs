@@ -4,8 +4,8 @@
 //! A unit of work is some consecutive blocks of one tensor. Each side is looked at in the page cache where that pays and
 //! it lies there as it is compared (`side_files.rs`), or else gathered into dense buffers that each thread keeps; every
 //! further copy is laid over the first one and compared with it bit by bit, and the kernel sees block after block. Where
-//! copies differ and their [`Merge`](crate::tensor::Merge) makes a value of them all, the block that the kernel sees is that value, held in
-//! `f64`. The blocks' statistics are folded in block order, so the result has the same bits for any number of threads and
+//! copies differ and their [`Merge`](crate::tensor::Merge) makes a value of them all, the block that the kernel sees is
+//! that value, held in `f64`. The blocks' statistics are folded in block order, so the result has the same bits for any number of threads and
 //! any layout of either side. Memory: threads x a few blocks, or threads x `BAND_BYTES` where a side is stored with its
 //! rows across the file; besides, pages of the files that are looked at, which the system may take back.
 //!

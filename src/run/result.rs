@@ -21,7 +21,7 @@ pub(super) enum Destination {
 }
 
 impl Destination {
-    /// Checks the path before anything is read: a file of that name must not be there (unless `force`), and its folder must.
+    /// Checks the path before anything is read: a file of that name must not be there (unless `force`), its folder must.
     pub(super) fn of(output: &Path, force: bool) -> Result<Self> {
         if output == Path::new("-") {
             return Ok(Self::Stdout);
