@@ -50,7 +50,9 @@ fn objects_that_hold_themselves_or_each_other_in_chains_end() {
     write(dict([("chain", chain), ("w", tensor(&[3]))]));
     let found = formats::open(&path, &OpenOptions::default()).unwrap();
     assert_eq!(found.tensors.len(), 1);
-    assert!(found.problems[0].to_string().contains("chain: holds dicts more than"));
+    assert!(
+        found.problems[0].to_string().contains("chain: holds more levels of nested dicts than")
+    );
 }
 
 #[test]
