@@ -20,7 +20,7 @@ use crate::containers::torch::TorchFile;
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
 
-use super::error::OpenError;
+use super::error::{MissingFile, OpenError};
 use super::format::{Format, OpenOptions};
 use super::nest::tensors_of;
 use super::probe::{OpenedMetadata, Probe};
@@ -42,6 +42,9 @@ pub(super) const FORMAT: Format = Format {
 /// Prefixes of the folders of torchtitan and others that hold the checkpoint of one step each.
 const STEPS: [&str; 2] = ["step-", "step_"];
 
+/// End of the names of data files (torch 2.1 to 2.15, `torch/distributed/checkpoint/filesystem.py`, `DEFAULT_SUFFIX`).
+const DATA_FILE: &str = ".distcp";
+
 /// The folder into which Hugging Face accelerate puts the model, beside `optimizer_0` (accelerate 1.0, `utils/constants.py`).
 const OF_ACCELERATE: &str = "pytorch_model_fsdp_0";
 
@@ -51,7 +54,7 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
         let what = "one file of a distributed checkpoint, which its .metadata takes apart; name the folder";
         let error =
             || OpenError::Content { path: probe.path().to_path_buf(), what: what.to_owned() };
-        let is_own = probe.path().extension().is_some_and(|ending| ending == "distcp");
+        let is_own = probe.name().ends_with(DATA_FILE);
         return Ok(is_own.then(|| Claim::broken(Score::Names, FILE, error())));
     }
     if probe.has_metadata() || distributed::is_distributed(probe) {
@@ -63,6 +66,12 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
         let note =
             format!("took {OF_ACCELERATE}/; an optimizer_0/ beside it is a checkpoint of its own");
         return Ok(Some(Claim::below(Score::Names, EVIDENCE, probe, OF_ACCELERATE, vec![note])));
+    }
+    if probe.names().any(|name| name.ends_with(DATA_FILE)) {
+        let why = "the data files beside it (*.distcp) are in no order without it; copy it, too";
+        let missing = MissingFile { path: probe.path().join(METADATA), why: why.to_owned() };
+        let error = OpenError::MissingFiles { files: vec![missing] };
+        return Ok(Some(Claim::broken(Score::File, EVIDENCE, error)));
     }
     let steps = numbered(probe, &STEPS);
     Ok(steps.last().map(|(_, newest)| {
