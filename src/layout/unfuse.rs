@@ -145,7 +145,7 @@ impl RankChunk<'_> {
 
     fn parts(&self, name: &str, shard: &Shard) -> Result<Vec<RankTensor>, LayoutError> {
         let Some(found) = TABLE.find(name) else {
-            return Ok(vec![self.local(name.to_owned(), shard.view())]);
+            return Ok(vec![self.local(name.to_owned(), shard.view())?]);
         };
         let prefix = found.prefix;
         match *found.value {
@@ -158,14 +158,16 @@ impl RankChunk<'_> {
             Fusion::HeadPartsTail { first } => {
                 // Taken with its first half; alone it has no canonical place.
                 let is_paired = self.sibling(&format!("{prefix}self_attention."), first).is_some();
-                let alone = || vec![self.local(name.to_owned(), shard.view())];
-                Ok(if is_paired { Vec::new() } else { alone() })
+                let alone = (!is_paired).then(|| self.local(name.to_owned(), shard.view()));
+                alone.into_iter().collect()
             }
         }
     }
 
-    fn local(&self, name: String, tensor: LogicalTensor) -> RankTensor {
-        RankTensor { name, part: RankPart::new(self.rank, tensor) }
+    /// A tensor of this rank under its canonical name, gate rows before up rows.
+    fn local(&self, name: String, tensor: LogicalTensor) -> Result<RankTensor, LayoutError> {
+        let tensor = deinterleaved(&name, tensor, self.model.args, 1)?;
+        Ok(RankTensor { name, part: RankPart::new(self.rank, tensor) })
     }
 
     fn sibling(&self, prefix: &str, suffix: &str) -> Option<&Shard> {
@@ -236,7 +238,7 @@ impl RankChunk<'_> {
         for index in 0..experts {
             let name = format!("{prefix}mlp.experts.local_experts.{index}.{linear}");
             let tensor = view(index)?;
-            let local = self.local(name, tensor);
+            let local = self.local(name, tensor)?;
             metadata += local.metadata();
             if metadata > LIMITS.metadata {
                 return Err(OVER_METADATA.into());
@@ -274,7 +276,8 @@ impl RankChunk<'_> {
         let LatentDown { view, query_name, query_rows, is_whole } = fused;
         let rest = first_dim(view).saturating_sub(*query_rows);
         let part = |suffix: &str, start, len| {
-            let mut part = self.local(format!("{attention}{suffix}"), view.slice(0, start, len)?);
+            let mut part =
+                self.local(format!("{attention}{suffix}"), view.slice(0, start, len)?)?;
             part.part.is_whole = *is_whole;
             Ok::<_, LayoutError>(part)
         };
@@ -312,7 +315,7 @@ impl RankChunk<'_> {
             order if is_legacy => self.in_head_order(&shard.view(), sections, order)?,
             _ => shard.view(),
         };
-        Ok(vec![self.local(name.to_owned(), tensor)])
+        Ok(vec![self.local(name.to_owned(), tensor)?])
     }
 
     /// Rows as `[heads, sections, head size]`, whatever order an old version wrote.
@@ -352,7 +355,7 @@ impl RankChunk<'_> {
         let by_head = |view: LogicalTensor| view.split_axis(0, first_dim(&view) / heads);
         let parts = [by_head(shard.view())?, by_head(other.view())?];
         let tensor = LogicalTensor::concat(1, parts)?.merge_axes(0)?;
-        Ok(vec![self.local(format!("{attention}{joined}"), tensor)])
+        Ok(vec![self.local(format!("{attention}{joined}"), tensor)?])
     }
 }
 

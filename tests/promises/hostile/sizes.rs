@@ -173,3 +173,23 @@ fn many_entries_are_read() {
     let run = all_commands("100,000 zip entries", &Checkpoint::of_bytes(&zip(&entries)));
     assert_eq!(run.code, 0, "{}", run.stderr);
 }
+
+/// Not hostile, but only crafted files have it: Transformer Engine may store rows of gate and up in turn.
+#[test]
+fn interleaved_rows_of_gate_and_up_are_put_in_order() {
+    let name = "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight";
+    let stored = |rows: [f32; 4], interleave| {
+        let args = [("moe_mlp_glu_interleave_size", interleave), ("swiglu", P::Bool(true))];
+        let model = dict([(name, tensor_of("0", 4, 0, &[4, 1], &[1, 1]))]);
+        let object = dict([("args", namespace(args)), ("model", model)]);
+        let storage = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+        let entries = [("a/data.pkl", object.pickle()), ("a/data/0", storage)];
+        Checkpoint::of_bytes(&zip(&entries.map(|(name, bytes)| (name.to_owned(), bytes))))
+    };
+    let in_turn = stored([0.0, 10.0, 1.0, 11.0], P::Int(1));
+    let in_order = stored([0.0, 1.0, 10.0, 11.0], P::Int(0));
+    let run = compare("in order", &in_turn.path(), &in_order.path());
+    assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
+    let as_stored = stored([0.0, 10.0, 1.0, 11.0], P::Int(0));
+    assert_eq!(compare("as stored", &in_turn.path(), &as_stored.path()).code, 1);
+}
