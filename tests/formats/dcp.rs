@@ -124,7 +124,7 @@ fn a_missing_rank_leaves_a_gap_that_is_named() {
 #[test]
 fn copies_by_several_ranks_are_compared_with_one_another() {
     // Without collectives every rank writes what all of them have.
-    let catalog = formats::open(&form("weights.pt"), &OpenOptions::default()).unwrap();
+    let catalog = formats::open(form("weights.pt"), &OpenOptions::default()).unwrap();
     let start = catalog.tensors[&Name::new("norm.weight")].tensor.pieces()[0].offset;
     let bytes = fs::read(form("weights.pt")).unwrap();
     let norm = &bytes[usize::try_from(start).unwrap()..][..64];
