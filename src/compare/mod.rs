@@ -1,5 +1,5 @@
 //! Tensors -> statistics: one streaming pass over fixed logical blocks, of two sides ([`compare`]) or of one
-//! ([`self_check`]).
+//! (`self_check`).
 //!
 //! A unit of work is some consecutive blocks of one tensor. Each side is looked at in the page cache where that pays and
 //! it lies there as it is compared (`side_files.rs`), or else gathered into dense buffers that each thread keeps; every

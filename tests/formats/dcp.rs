@@ -182,7 +182,7 @@ fn no_metadata_at_all_is_an_interrupted_save() {
     let copied = copy("sharded");
     fs::remove_file(copied.path().join(".metadata")).unwrap();
     let run = run(["inspect", copied.path().to_str().unwrap()]);
-    run.refuses(&["no checkpoint here", ".metadata"]);
+    run.refuses(&[".metadata: missing: ", "the save was interrupted"]);
 }
 
 #[test]

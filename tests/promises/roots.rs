@@ -142,7 +142,7 @@ fn one_file_of_a_distributed_checkpoint_is_none() {
     let copied = with(&[("__0_0.distcp", &fixture("dcp/single/__0_0.distcp"))]);
     let file = copied.path().join("__0_0.distcp");
     screen(&file).refuses(&["one file of a distributed checkpoint", "name the folder"]);
-    screen(copied.path()).refuses(&[".metadata: missing: the data files beside it"]);
+    screen(copied.path()).refuses(&[".metadata: missing: the *.distcp files beside it"]);
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
         return Ok(Some(Claim::below(Score::Names, EVIDENCE, probe, OF_ACCELERATE, vec![note])));
     }
     if probe.names().any(|name| name.ends_with(DATA_FILE)) {
-        let why = "the data files beside it (*.distcp) are in no order without it; copy it, too";
+        let why = "the *.distcp files beside it cannot be read without it; the save was interrupted, or it was not copied";
         let missing = MissingFile { path: probe.path().join(METADATA), why: why.to_owned() };
         let error = OpenError::MissingFiles { files: vec![missing] };
         return Ok(Some(Claim::broken(Score::File, EVIDENCE, error)));
