@@ -319,7 +319,14 @@ impl Stats {
         let excess_error = SUM_ERROR * (1.0 + 2.0 * ratio * (1.0 + ratio));
         let error = relative(excess_error, excess.over(distance_squared).to_f64()) + SUM_ERROR;
 
-        Some(if error <= direct_error {
+        let is_difference_better = if error.is_finite() || direct_error.is_finite() {
+            error <= direct_error
+        } else {
+            // Neither tells a digit of so small an angle; the one that is off by less still tells the cosine.
+            let scale = distance_squared.over(area.plus(area)).to_f64();
+            excess_error * scale + SUM_ERROR * from_difference <= 2.0 * SUM_ERROR
+        };
+        Some(if is_difference_better {
             Angle { cos, one_minus_cos: from_difference, error }
         } else {
             Angle { cos, one_minus_cos: direct, error: direct_error }

@@ -132,6 +132,16 @@ fn agrees_with_ndarray() {
 }
 
 #[test]
+fn the_cosine_of_tensors_far_apart_in_length_is_known() {
+    for i in 1..100 {
+        let (a, b) = (f64::from(i).sqrt(), 1e7 * f64::from(i).cbrt());
+        let stats = compare_float64(&[a], &[b]);
+        assert!(stats.one_minus_cos_error().unwrap() > 1e-12);
+        assert_close(stats.cos(), 1.0, 1e-13);
+    }
+}
+
+#[test]
 fn a_common_offset_costs_no_digits() {
     let a: Vec<f32> = (0..200_000u32).map(|i| 8e6 + (i % 7) as f32).collect();
     let b: Vec<f32> = a.iter().map(|x| x + 0.5).collect();
