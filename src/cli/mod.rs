@@ -102,6 +102,9 @@ pub struct InputArgs {
     /// Value to use where copies of a tensor disagree: first or mean [default: mean for GPT-NeoX norms, else first]
     #[arg(long, value_name = "HOW", help_heading = "Input", value_parser = replicas)]
     replicas: Option<Merge>,
+    /// Read files that say to be another rank, layout or iteration than their names do as what their names say
+    #[arg(long, help_heading = "Input")]
+    allow_foreign_ranks: bool,
 }
 
 impl InputArgs {
@@ -128,6 +131,7 @@ impl InputArgs {
             run_args: self.run_args(side),
             rules: self.rules.clone(),
             replicas: self.replicas,
+            allow_foreign_ranks: self.allow_foreign_ranks,
         }
     }
 }

@@ -10,6 +10,8 @@ use crate::containers::safetensors::SafetensorsError;
 use crate::containers::torch::TorchError;
 use crate::layout::{LayoutError, RankCoord};
 
+use super::identity::ForeignFile;
+
 /// Reason why a checkpoint cannot be opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -103,6 +105,12 @@ pub enum OpenError {
         /// The missing files.
         files: Vec<MissingFile>,
     },
+    /// Files that are not those of the place that they stand in.
+    #[error("{}", foreign_text(files))]
+    Foreign {
+        /// The files.
+        files: Vec<ForeignFile>,
+    },
     /// The layout cannot be put together.
     #[error("{}", path.display())]
     Layout {
@@ -159,6 +167,22 @@ fn missing_files_text(files: &[MissingFile]) -> String {
     let mut lines: Vec<String> = files.iter().take(SHOWN).map(line).collect();
     if files.len() > SHOWN {
         lines.push(format!("and {} more missing files", files.len() - SHOWN));
+    }
+    lines.join("\n")
+}
+
+/// The first files by name, the others by number, and the remedy.
+fn foreign_text(files: &[ForeignFile]) -> String {
+    let line = |ForeignFile { path, what }: &ForeignFile| format!("{}: {what}", path.display());
+    let mut lines: Vec<String> = files.iter().take(SHOWN).map(line).collect();
+    if files.len() > SHOWN {
+        lines.push(format!(
+            "and {} more files that are not what they stand for",
+            files.len() - SHOWN
+        ));
+    }
+    if let Some(last) = lines.last_mut() {
+        last.push_str("; --allow-foreign-ranks goes by the names of files alone");
     }
     lines.join("\n")
 }

@@ -38,13 +38,22 @@ pub struct OpenOptions {
     pub rules: Vec<UserRule>,
     /// The replica that counts where some disagree, instead of that of the format's own software.
     pub replicas: Option<Merge>,
+    /// Files that say to be others than their names make of them are taken for what their names say.
+    pub allow_foreign_ranks: bool,
 }
 
 impl Default for OpenOptions {
     /// The model, as it is detected.
     fn default() -> Self {
         let sections = vec![Section::Model];
-        Self { sections, format: None, run_args: Vec::new(), rules: Vec::new(), replicas: None }
+        Self {
+            sections,
+            format: None,
+            run_args: Vec::new(),
+            rules: Vec::new(),
+            replicas: None,
+            allow_foreign_ranks: false,
+        }
     }
 }
 

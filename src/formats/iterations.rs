@@ -13,6 +13,9 @@ const TRACKER: &str = "latest_checkpointed_iteration.txt";
 /// Words for what is looked for here.
 pub(super) const LOOKED_FOR: [&str; 2] = [TRACKER, "iter_* or release folders"];
 
+/// The beginning of the name of an iteration's folder.
+pub(super) const ITERATION: &str = "iter_";
+
 /// The folder of weights that were converted from elsewhere.
 const RELEASE: &str = "release";
 
@@ -32,7 +35,7 @@ pub(super) fn newest(probe: &Probe) -> Option<Claim> {
         },
         Ok(None) => {}
     }
-    let iterations = numbered(probe, &["iter_"]);
+    let iterations = numbered(probe, &[ITERATION]);
     let has_release = probe.has_folder(RELEASE);
     let Some((_, newest)) = iterations.last() else {
         return has_release.then(|| to(probe, RELEASE, Vec::new()));

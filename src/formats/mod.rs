@@ -12,7 +12,7 @@
 //!    are what shards are called by.
 //!
 //! A format does not name another one, and nothing else here names a format (`tests/tidy.rs`). What two of them share is a
-//! module of its own: `iterations` and `roots` for the way to a checkpoint, `walk`, `nest` and `state` for what torch files
+//! module of its own: `iterations` and `roots` for the way to a checkpoint, `identity` for files that say who they are, `walk`, `nest` and `state` for what torch files
 //! hold.
 
 mod dcp;
@@ -21,6 +21,7 @@ mod error;
 mod files;
 mod format;
 mod hugging_face;
+mod identity;
 mod infinitrain;
 mod iterations;
 mod leftovers;
@@ -39,6 +40,7 @@ use crate::catalog::{Catalog, Problem};
 
 pub use error::{MissingFile, MissingShard, OpenError};
 pub use format::{Format, OpenOptions};
+pub use identity::ForeignFile;
 pub use leftovers::leftovers;
 
 use probe::Probe;

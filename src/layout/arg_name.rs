@@ -56,6 +56,7 @@ arg_names! {
     TENSOR_MODEL_PARALLEL_SIZE = "tensor_model_parallel_size",
     TP_2D = "tp_2d",
     UNTIE_EMBEDDINGS_AND_OUTPUT_WEIGHTS = "untie_embeddings_and_output_weights",
+    USE_TP_PP_DP_MAPPING = "use_tp_pp_dp_mapping",
     VIRTUAL_PIPELINE_MODEL_PARALLEL_SIZE = "virtual_pipeline_model_parallel_size",
     WORLD_SIZE = "world_size",
 }

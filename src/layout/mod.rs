@@ -14,6 +14,7 @@ mod grad_buffer;
 mod grid;
 mod merge;
 mod numbering;
+mod rank_order;
 pub mod rules;
 mod sections;
 mod unfuse;
@@ -29,6 +30,7 @@ pub use grad_buffer::{
 pub use grid::{FolderNaming, ParallelLayout, RankCoord, RankName};
 pub use merge::{Merged, Merger, RankPart, RankParts, RowBiases};
 pub use numbering::{LayerNumbers, ModelChunk, NumberingError};
+pub use rank_order::RankOrder;
 pub use unfuse::HeadOrder;
 
 /// Tells whether a canonical name is that of a routed expert's parameter.

@@ -16,6 +16,7 @@ mod determinism;
 mod faults;
 mod finding;
 mod hostile;
+mod identity;
 mod msprobe;
 mod one_element;
 mod output;

@@ -5,6 +5,8 @@
 //!      │
 //! rank_file      model_optim_rng.pt: model chunks, args, state of the run
 //!      │
+//! identity       the rank and layout that each says, against its folder and the others
+//!      │
 //! optimizer      its `optimizer` entry, and distrib_optim.pt: chained optimizers -> param groups, or buckets of a
 //!      │         buffer -> parameters -> the states of each, in its shape and under its stored name
 //! assembly       tensors and states of all ranks -> layout -> Catalog: `<name>` and `optimizer.<state>.<name>`
@@ -14,11 +16,12 @@
 //! `generate_state_dict`, `save_checkpoint`) and MindSpeed (`core/multi_modal/dist_train`).
 
 mod assembly;
+mod identity;
 mod optimizer;
 mod rank_file;
 mod rank_folders;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -26,22 +29,22 @@ use rayon::prelude::*;
 use crate::catalog::{Catalog, Problem, Section};
 use crate::containers::torch::TorchFile;
 use crate::formats::files::{add, open_torch};
-use crate::layout::{
-    ArgName, FolderNaming, LayoutError, ParallelLayout, RankCoord, RankName, RunArgs,
-};
+use crate::layout::{ArgName, ParallelLayout, RankCoord, RankName, RunArgs};
 use crate::storage::{FileId, FileSet};
 
 use self::assembly::RankedCheckpoint;
+use self::identity::{Gathered, Members};
 use self::rank_file::RankFile;
 use self::rank_folders::{
-    MODEL_FILES, RankFolder, RankGrid, distrib_optim_beside, is_dist_train, model_file,
-    rank_folders, sizes_text,
+    MODEL_FILES, RankGrid, distrib_optim_beside, is_dist_train, model_file, rank_folders,
+    sizes_text,
 };
 use super::error::OpenError;
 use super::format::{Format, OpenOptions};
-use super::iterations::{self, LOOKED_FOR};
+use super::identity::refuse;
+use super::iterations::{self, ITERATION, LOOKED_FOR};
 use super::probe::{OpenedTorch, Probe};
-use super::roots::{Claim, FILE, Root, Score};
+use super::roots::{Claim, FILE, Root, Score, step_behind};
 
 /// `megatron-torch`: `--ckpt-format torch`, and all there was before it had a name.
 pub(super) const FORMAT: Format = Format {
@@ -102,37 +105,32 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             Ok(rank)
         })
         .collect::<Result<_, OpenError>>()?;
-    let args = ranks.iter().find_map(|rank| rank.args.clone()).unwrap_or_default();
+    let step = step_behind(ITERATION, &root.probe.name());
+    let gathered = Gathered { path: &root.path, step, folders: &folders, ranks: &ranks, options };
+    let speaker = gathered.speaker();
+    let args = ranks.get(speaker).and_then(|rank| rank.args.clone()).unwrap_or_default();
     let run_args = RunArgs::new(args, &options.run_args);
-    let grid = folder_naming(&folders, &ranks, &run_args)
-        .and_then(|naming| RankGrid::new(&root.path, &folders, naming, &run_args))
-        .map_err(|source| OpenError::Layout { path: root.path.clone(), source })?;
+    let of_layout = |source| OpenError::Layout { path: root.path.clone(), source };
+    let Members { naming, own, stray } = gathered.members(speaker, &run_args).map_err(of_layout)?;
+    let names = own.iter().map(|&at| &folders[at].name);
+    let grid = RankGrid::new(&root.path, names, naming, &run_args).map_err(of_layout)?;
     grid.check_complete(&run_args, options)?;
 
     let RankGrid { coords, layout, .. } = grid;
-    let notes = undeclared_ranks(&layout, &run_args);
-    let ranks = coords.into_iter().zip(ranks).collect();
+    let placed: Vec<(usize, RankCoord)> = own.iter().copied().zip(coords).collect();
+    let mut foreign = gathered.foreign(&files, speaker, &placed, &layout)?;
+    foreign.extend(stray);
+    let mut notes = refuse(foreign, options)?;
+    notes.extend(undeclared_ranks(&layout, &run_args));
+    let mut places: BTreeMap<usize, RankCoord> = placed.into_iter().collect();
+    let ranks = ranks.into_iter().enumerate();
+    let ranks = ranks.filter_map(|(at, rank)| Some((places.remove(&at)?, rank))).collect();
     let checkpoint = RankedCheckpoint { root, files, layout, run_args, ranks, notes };
     let mut catalog = checkpoint.into_catalog(FORMAT.name, options);
     if options.wants(Section::Optimizer) {
         note_unread_optimizer(&root.path, &mut catalog);
     }
     Ok(catalog)
-}
-
-/// The meaning of the numbers of rank folders. Where neither their form nor `args` tells, the contents do: expert-parallel
-/// ranks hold the same dense layers, pipeline stages do not.
-fn folder_naming(
-    folders: &[RankFolder],
-    ranks: &[RankFile],
-    run_args: &RunArgs,
-) -> Result<FolderNaming, LayoutError> {
-    let names: Vec<RankName> = folders.iter().map(|folder| folder.name.clone()).collect();
-    if let Some(naming) = FolderNaming::of(&names, run_args)? {
-        return Ok(naming);
-    }
-    let dense: BTreeSet<BTreeSet<&str>> = ranks.iter().map(RankFile::dense_names).collect();
-    Ok(if dense.len() == 1 && ranks.len() > 1 { FolderNaming::TpEp } else { FolderNaming::TpPp })
 }
 
 /// Notes on axes along which there are more ranks than `args` says; all of them are read.
@@ -184,12 +182,13 @@ fn read_single(
         let distrib_optim = distrib_optim_beside(&mut files, file, options)?;
         rank.read_optimizer(&files, torch, distrib_optim, &options.run_args);
     }
+    let foreign = identity::foreign_alone(&files, &root.path, (file, &rank), options)?;
+    let mut notes = refuse(foreign, options)?;
     let mut run_args = RunArgs::new(rank.args.clone().unwrap_or_default(), &options.run_args);
     let whole = ParallelLayout::new(&[RankCoord::default()], &run_args);
     let layout = ParallelLayout::single(&run_args)
         .map_err(|source| OpenError::Layout { path: root.path.clone(), source })?;
     run_args.forget_other_stages();
-    let mut notes = Vec::new();
     if let Ok(whole) = whole
         && whole.tp * whole.pp * whole.ep > 1
     {

@@ -21,6 +21,8 @@ pub(super) struct RankFile {
     pub args: Option<BTreeMap<String, PlainValue>>,
     pub iteration: Option<u64>,
     pub version: Option<f64>,
+    /// A process of the run wrote it, with the random states or the optimizer that only such a one has.
+    pub is_of_process: bool,
     /// State of the run, `args` apart.
     pub state: BTreeMap<String, PlainValue>,
     /// Tensors by virtual pipeline stage.
@@ -36,6 +38,7 @@ impl RankFile {
     pub(super) fn read(files: &FileSet, file: FileId, torch: &TorchFile) -> Self {
         let values = torch.values();
         let top = |key: &str| values.dict_get(torch.root(), key);
+        let is_set = |key: &str| top(key).is_some_and(|value| !values.is_none(value));
         let path = files.path(file);
         let mut bounds = Bounds::new(path);
         let mut rank = Self {
@@ -43,6 +46,7 @@ impl RankFile {
             args: top("args").and_then(|args| args_of(torch, args, &mut bounds)),
             iteration: top("iteration").and_then(|id| values.as_u64(id)),
             version: top("checkpoint_version").and_then(|id| values.as_f64(id)),
+            is_of_process: ["rng_state", "cuda_rng_state", OPTIMIZER].into_iter().any(is_set),
             state: state_at_top(torch),
             chunks: BTreeMap::new(),
             optimizer: None,

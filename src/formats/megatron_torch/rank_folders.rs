@@ -104,14 +104,13 @@ impl<'a> RankGrid<'a> {
     ///
     /// # Errors
     /// As [`ParallelLayout::new`].
-    pub(super) fn new(
+    pub(super) fn new<'n>(
         path: &'a Path,
-        folders: &[RankFolder],
+        names: impl Iterator<Item = &'n RankName>,
         naming: FolderNaming,
         run_args: &RunArgs,
     ) -> Result<Self, LayoutError> {
-        let coords: Vec<RankCoord> =
-            folders.iter().map(|folder| naming.coord(&folder.name)).collect();
+        let coords: Vec<RankCoord> = names.map(|name| naming.coord(name)).collect();
         let layout = ParallelLayout::new(&coords, run_args)?;
         Ok(Self { path, naming, coords, layout })
     }
@@ -128,7 +127,7 @@ impl<'a> RankGrid<'a> {
         if missing.is_empty() {
             return Ok(());
         }
-        let says = match (options.run_args.is_empty(), run_args.are_known()) {
+        let says = match (options.run_args.is_empty(), self.is_declared(run_args)) {
             (false, _) => "the checkpoint and --set say",
             (true, true) => "the checkpoint says",
             (true, false) => "the other folders make it",
@@ -149,6 +148,17 @@ impl<'a> RankGrid<'a> {
             why: format!("{says} {} ({needed_by} need it{hint})", sizes_text(layout)),
         });
         Err(OpenError::MissingShards { shards: shards.collect() })
+    }
+
+    /// Tells whether it is `args` that say how large the layout is, and not the names of folders.
+    fn is_declared(&self, run_args: &RunArgs) -> bool {
+        let axes = [
+            (ArgName::TENSOR_MODEL_PARALLEL_SIZE, self.layout.tp),
+            (ArgName::PIPELINE_MODEL_PARALLEL_SIZE, self.layout.pp),
+            (ArgName::EXPERT_MODEL_PARALLEL_SIZE, self.layout.ep),
+        ];
+        run_args.are_known()
+            && axes.iter().all(|(arg, size)| *size == run_args.size(*arg).unwrap_or(1))
     }
 }
 

@@ -1,0 +1,284 @@
+//! Files that say who they are, against the places they stand in and against each other.
+//!
+//! A checkpoint of many files is put together by their names alone, so a file that was swapped, copied or left over goes
+//! unnoticed unless what it says of itself is held against its name. A format makes a [`Witness`] of every file; what is
+//! decided from them is decided here.
+//!
+//! Proof, and an error:
+//! - a file's own rank is another one than its place. (A format says so only where that rank is one of the process that
+//!   wrote the file: see `rank_claim` in `megatron_torch/identity.rs` for what converters write.)
+//! - a file says other things of the model, the layout or the iteration than the others: the files of one checkpoint are
+//!   written by one run in one moment. The value that most of them say is taken for right, so that one stale file is named
+//!   and not all others; the file is named whichever of them is wrong.
+//! - all of them say another iteration than the folder's name, where the software makes that name of the iteration.
+//! - two files of different places have the same bytes, though each holds parts that no other place has.
+//!
+//! No proof, and never held against a file: what it does not say; what training makes different on each rank (random
+//! states, timers, local ranks, devices, hosts, paths, seeds), which formats leave out of [`Witness::facts`]; what the user
+//! sets himself (`--set`). Files swapped between ranks that say the same cannot be known: their shapes are all there is.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use crate::base::plain::PlainValue;
+use crate::names::printable;
+use crate::storage::{FileId, FileSet};
+
+use super::error::OpenError;
+use super::format::OpenOptions;
+
+/// A file, its place, and what it says of itself.
+#[derive(Debug)]
+pub(super) struct Witness {
+    pub file: FileId,
+    /// The words for its place, e.g. `tp 1, pp 0`.
+    pub place: String,
+    /// The words for what it says to be, where that is another place: `it is rank 0 (tp 0, pp 0)`.
+    pub claim: Option<String>,
+    /// Things that all files of a checkpoint say alike, by name, the most telling ones first.
+    pub facts: Vec<(String, PlainValue)>,
+    /// Some of its contents are at no other place.
+    pub is_unique: bool,
+}
+
+/// A file that is not what its place makes of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignFile {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// The contradiction.
+    pub what: String,
+}
+
+/// The step that the name of a checkpoint's folder says, where the software makes that name of it.
+#[derive(Debug)]
+pub(super) struct FolderStep<'a> {
+    pub path: &'a Path,
+    pub step: u64,
+    /// The name of the same thing among [`Witness::facts`].
+    pub fact: &'static str,
+}
+
+/// The files that contradict their places, the others or the folder's name, in the order of the witnesses.
+///
+/// # Errors
+/// A file cannot be read.
+pub(super) fn foreign(
+    files: &FileSet,
+    witnesses: &[Witness],
+    folder: Option<&FolderStep<'_>>,
+    options: &OpenOptions,
+) -> Result<Vec<ForeignFile>, OpenError> {
+    let mut found = Vec::new();
+    let mut contradictions: Vec<Vec<String>> = vec![Vec::new(); witnesses.len()];
+    let is_given = |name: &str| options.run_args.iter().any(|(given, _)| given == name);
+    for name in names(witnesses).filter(|name| !is_given(name)) {
+        let votes = Votes::of(files, witnesses, name);
+        let step = folder.filter(|folder| folder.fact == name);
+        let right = votes.right(step.map(|folder| folder.step.to_string()).as_deref());
+        if let Some(FolderStep { path, step, .. }) = step
+            && right != step.to_string()
+        {
+            let what = format!("its name says {name} {step}, its files say {}", short(right));
+            found.push(ForeignFile { path: path.to_path_buf(), what });
+        }
+        let others = votes.others_say(right);
+        for (text, members) in votes.by_text.iter().filter(|(text, _)| *text != right) {
+            for &member in members {
+                contradictions[member].push(format!("{name} {} where {others}", short(text)));
+            }
+        }
+    }
+    for (witness, facts) in witnesses.iter().zip(contradictions) {
+        found.extend(line(files, witness, facts));
+    }
+    for (copy, original) in copies(files, witnesses)? {
+        let (path, original) = (files.path(copy.file).to_path_buf(), files.path(original.file));
+        let what =
+            format!("has the same bytes as {}, in the place of {}", end_of(original), copy.place);
+        found.push(ForeignFile { path, what });
+    }
+    Ok(found)
+}
+
+/// The names of all facts, each once, in the order in which they are said.
+fn names(witnesses: &[Witness]) -> impl Iterator<Item = &str> {
+    let mut seen = HashSet::new();
+    let facts = witnesses.iter().flat_map(|witness| &witness.facts);
+    facts.map(|(name, _)| name.as_str()).filter(move |name| seen.insert(*name))
+}
+
+/// Refuses a checkpoint with foreign files, or gives the notes that tell of them where the user lets them pass.
+///
+/// # Errors
+/// There are some, and they are not let pass.
+pub(super) fn refuse(
+    files: Vec<ForeignFile>,
+    options: &OpenOptions,
+) -> Result<Vec<String>, OpenError> {
+    if files.is_empty() {
+        return Ok(Vec::new());
+    }
+    if !options.allow_foreign_ranks {
+        return Err(OpenError::Foreign { files });
+    }
+    let note = |ForeignFile { path, what }: &ForeignFile| {
+        format!("let pass by --allow-foreign-ranks: {}: {what}", path.display())
+    };
+    let mut notes: Vec<String> = files.iter().take(SHOWN).map(note).collect();
+    if files.len() > SHOWN {
+        notes.push(format!("let pass by --allow-foreign-ranks: {} more", files.len() - SHOWN));
+    }
+    Ok(notes)
+}
+
+/// Foreign files that are named before the others are counted.
+pub(super) const SHOWN: usize = 8;
+
+/// Contradictions of one file that are named.
+const FACTS_SHOWN: usize = 3;
+
+/// Characters of a value that are shown.
+const VALUE_SHOWN: usize = 60;
+
+/// The witnesses by the value that each says something has.
+struct Votes<'a> {
+    files: &'a FileSet,
+    witnesses: &'a [Witness],
+    by_text: BTreeMap<String, Vec<usize>>,
+}
+
+impl<'a> Votes<'a> {
+    fn of(files: &'a FileSet, witnesses: &'a [Witness], name: &str) -> Self {
+        let mut by_text: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (at, witness) in witnesses.iter().enumerate() {
+            if let Some((_, value)) = witness.facts.iter().find(|(fact, _)| fact == name) {
+                by_text.entry(text_of(value)).or_default().push(at);
+            }
+        }
+        Self { files, witnesses, by_text }
+    }
+
+    /// The value that is expected, else the one that most say; of two that as many say, the first one's.
+    fn right(&self, expected: Option<&str>) -> &str {
+        let votes = |(text, members): (&'_ String, &Vec<usize>)| {
+            let is_expected = Some(text.as_str()) == expected;
+            (is_expected, members.len(), std::cmp::Reverse(members.first().copied()))
+        };
+        let most = self.by_text.iter().max_by_key(|(text, members)| votes((text, members)));
+        most.map_or("", |(text, _)| text)
+    }
+
+    /// The words for those who say the right value.
+    fn others_say(&self, right: &str) -> String {
+        let members = self.by_text.get(right).map_or(&[][..], Vec::as_slice);
+        match members {
+            &[one] => {
+                let path = self.files.path(self.witnesses[one].file);
+                format!("{} says {}", end_of(path), short(right))
+            }
+            many => format!("{} other files say {}", many.len(), short(right)),
+        }
+    }
+}
+
+/// The line on a file that contradicts its place or the others.
+fn line(files: &FileSet, witness: &Witness, facts: Vec<String>) -> Option<ForeignFile> {
+    let count = facts.len();
+    let mut says: Vec<String> = witness.claim.clone().into_iter().collect();
+    says.extend(facts.into_iter().take(FACTS_SHOWN));
+    if says.is_empty() {
+        return None;
+    }
+    if count > FACTS_SHOWN {
+        says.push(format!("{} more such things", count - FACTS_SHOWN));
+    }
+    let what = format!("says {}, in the place of {}", says.join(", "), witness.place);
+    Some(ForeignFile { path: files.path(witness.file).to_path_buf(), what })
+}
+
+/// Pairs of files with the same bytes, each with the first of them; those whose claims betray them are left out.
+fn copies<'w>(
+    files: &FileSet,
+    witnesses: &'w [Witness],
+) -> Result<Vec<(&'w Witness, &'w Witness)>, OpenError> {
+    let mut by_end: BTreeMap<(u64, Vec<u8>), Vec<&Witness>> = BTreeMap::new();
+    let mut found = Vec::new();
+    for witness in witnesses.iter().filter(|one| one.is_unique && one.claim.is_none()) {
+        let region = files.whole(witness.file);
+        let len = region.len.min(TAIL as u64);
+        let end = read(files, witness.file, region.len - len, len)?;
+        let alike = by_end.entry((region.len, end)).or_default();
+        let mut original = None;
+        for &other in alike.iter() {
+            if have_same_bytes(files, witness.file, other.file)? {
+                original = Some(other);
+                break;
+            }
+        }
+        match original {
+            Some(original) if original.place != witness.place => found.push((witness, original)),
+            Some(_) => {}
+            None => alike.push(witness),
+        }
+    }
+    Ok(found)
+}
+
+/// Bytes at the end of a file that tell most pairs apart: there a zip archive keeps the sums of its records.
+const TAIL: usize = 4096;
+
+/// Bytes that are held against each other at a time.
+const BLOCK: u64 = 1 << 20;
+
+/// Tells whether two files of one length hold the same; most differ in their first block.
+fn have_same_bytes(files: &FileSet, one: FileId, other: FileId) -> Result<bool, OpenError> {
+    let len = files.whole(one).len;
+    let mut at = 0;
+    while at < len {
+        let block = BLOCK.min(len - at);
+        if read(files, one, at, block)? != read(files, other, at, block)? {
+            return Ok(false);
+        }
+        at += block;
+    }
+    Ok(true)
+}
+
+fn read(files: &FileSet, file: FileId, at: u64, len: u64) -> Result<Vec<u8>, OpenError> {
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    files.read_exact_at(file, &mut bytes, at).map_err(OpenError::io(files.path(file)))?;
+    Ok(bytes)
+}
+
+/// The last two parts of a path: a rank's folder and its file.
+fn end_of(path: &Path) -> String {
+    let parts: Vec<_> = path.iter().rev().take(2).map(|part| part.to_string_lossy()).collect();
+    parts.into_iter().rev().collect::<Vec<_>>().join("/")
+}
+
+fn short(text: &str) -> String {
+    let shown: String = text.chars().take(VALUE_SHOWN).collect();
+    let rest = if shown.len() < text.len() { "..." } else { "" };
+    format!("{}{rest}", printable(&shown))
+}
+
+/// A value as text; equal values have equal ones.
+fn text_of(value: &PlainValue) -> String {
+    match value {
+        PlainValue::None => "None".to_owned(),
+        PlainValue::Bool(true) => "True".to_owned(),
+        PlainValue::Bool(false) => "False".to_owned(),
+        PlainValue::Int(value) => value.to_string(),
+        PlainValue::Float(value) => value.to_string(),
+        PlainValue::Text(text) | PlainValue::Opaque(text) => text.clone(),
+        PlainValue::List(members) => {
+            format!("[{}]", members.iter().map(text_of).collect::<Vec<_>>().join(", "))
+        }
+        PlainValue::Map(entries) => {
+            let entry =
+                |(name, value): (&String, &PlainValue)| format!("{name}: {}", text_of(value));
+            format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Promise: a file that says who it is must be the one that its place makes of it. Swapped, copied, stale and foreign ranks
+//! are named with what they say to be, on either side of a comparison, by `check` and by `inspect`; whole checkpoints are
+//! not blamed for anything.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::common::{Copied, Run, compare, compare_with, copy, fixture, rename_key, replace, run};
+
+/// A checkpoint of several ranks, the folder of its iteration, and the places of two of its files.
+struct Victim {
+    path: &'static str,
+    iteration: &'static str,
+    first: Rank,
+    second: Rank,
+}
+
+/// The file of a rank below the iteration's folder, and what it says to be.
+struct Rank {
+    file: &'static str,
+    says: &'static str,
+    place: &'static str,
+}
+
+const fn rank(file: &'static str, says: &'static str, place: &'static str) -> Rank {
+    Rank { file, says, place }
+}
+
+/// Written by Megatron-LM itself, but for the first one.
+const MEGATRON: [Victim; 4] = [
+    Victim {
+        path: "layouts/gpt/tp2pp2",
+        iteration: "iter_0000005",
+        first: rank("mp_rank_01_000/model_optim_rng.pt", "rank 1 (tp 1, pp 0)", "tp 1, pp 0"),
+        second: rank("mp_rank_00_001/model_optim_rng.pt", "rank 2 (tp 0, pp 1)", "tp 0, pp 1"),
+    },
+    Victim {
+        path: "megatron/mla-fp32/B/tp2pp1-torch",
+        iteration: "iter_0000004",
+        first: rank("mp_rank_00/model_optim_rng.pt", "rank 0 (tp 0, pp 0)", "tp 0, pp 0"),
+        second: rank("mp_rank_01/model_optim_rng.pt", "rank 1 (tp 1, pp 0)", "tp 1, pp 0"),
+    },
+    Victim {
+        path: "megatron/llama-bf16/A/tp1pp2-first3-torch",
+        iteration: "iter_0000003",
+        first: rank("mp_rank_00_000/model_optim_rng.pt", "rank 0 (tp 0, pp 0)", "tp 0, pp 0"),
+        second: rank("mp_rank_00_001/model_optim_rng.pt", "rank 1 (tp 0, pp 1)", "tp 0, pp 1"),
+    },
+    Victim {
+        path: "megatron/moe-grouped-bf16/A/tp1pp1ep2-torch",
+        iteration: "iter_0000003",
+        first: rank("mp_rank_00_000/model_optim_rng.pt", "rank 0 (tp 0, pp 0, ep 0)", "pp 0, ep 0"),
+        second: rank(
+            "mp_rank_00_001/model_optim_rng.pt",
+            "rank 1 (tp 0, pp 0, ep 1)",
+            "pp 0, ep 1",
+        ),
+    },
+];
+
+/// A copy that is damaged, beside the whole checkpoint.
+struct Case {
+    whole: PathBuf,
+    copied: Copied,
+    iteration: &'static str,
+}
+
+impl Case {
+    fn of(victim: &Victim) -> Self {
+        let whole = fixture(victim.path);
+        let copied = Copied::of(&whole);
+        Self { whole, copied, iteration: victim.iteration }
+    }
+
+    fn file(&self, rank: &Rank) -> PathBuf {
+        self.folder().join(rank.file)
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.copied.path().join(self.iteration)
+    }
+
+    /// All commands end with 2 and say one line that has all of these words, and nothing of other files.
+    #[track_caller]
+    fn says(&self, lines: &[&[&str]]) {
+        let copied = self.copied.path();
+        let path = copied.to_str().unwrap();
+        let runs: [Run; 5] = [
+            run(["check", path]),
+            run(["inspect", path]),
+            compare(&self.whole, &copied),
+            compare(&copied, &self.whole),
+            compare(&copied, &copied),
+        ];
+        for run in &runs {
+            assert_eq!(run.code, 2, "{run:?}");
+            for words in lines {
+                let has_all = |line: &&str| words.iter().all(|word| line.contains(word));
+                let found = run.stderr.lines().filter(has_all).count();
+                assert!(found >= 1, "{words:?} is not in a line of {}", run.stderr);
+            }
+        }
+        let named = runs[0].stderr.lines().filter(|line| line.contains("says")).count();
+        assert!(named <= lines.len(), "{}", runs[0].stderr);
+    }
+
+    /// With the flag that goes by names alone, the fault is a note.
+    #[track_caller]
+    fn is_let_pass(&self, word: &str) -> Run {
+        let run = compare_with(&self.whole, &self.copied.path(), &["--allow-foreign-ranks"]);
+        assert_ne!(run.code, 2, "{}", run.stderr);
+        let is_note = |line: &str| line.contains("--allow-foreign-ranks") && line.contains(word);
+        assert!(run.stderr.lines().any(is_note), "{}", run.stderr);
+        run
+    }
+}
+
+/// Changes an integer below a key of the pickle in a file, as `torch.save` writes it.
+fn set(file: &Path, key: &str, value: u8) {
+    let length = u32::try_from(key.len()).unwrap().to_le_bytes();
+    let named = [b"X", &length[..], key.as_bytes()].concat();
+    let bytes = fs::read(file).unwrap();
+    let parts = bytes.windows(named.len()).enumerate().filter(|(_, part)| *part == named);
+    // BINPUT or LONG_BINPUT of the key, then BININT1.
+    let entry = |at: usize| {
+        let memo = if bytes[at + named.len()] == b'q' { 2 } else { 5 };
+        let value = at + named.len() + memo;
+        (bytes[value] == b'K').then(|| bytes[at..value + 2].to_vec())
+    };
+    let found: Vec<Vec<u8>> = parts.filter_map(|(at, _)| entry(at)).collect();
+    assert!(!found.is_empty(), "no number {key} in {}", file.display());
+    for from in found {
+        let to = [&from[..from.len() - 1], &[value]].concat();
+        assert!(replace(file, &from, &to) > 0);
+    }
+}
+
+fn swap(one: &Path, other: &Path) {
+    let aside = one.with_extension("aside");
+    fs::rename(one, &aside).unwrap();
+    fs::rename(other, one).unwrap();
+    fs::rename(&aside, other).unwrap();
+}
+
+#[test]
+fn swapped_ranks_are_named_with_what_they_say_to_be() {
+    for victim in &MEGATRON {
+        let case = Case::of(victim);
+        let Victim { first, second, .. } = victim;
+        swap(&case.file(first), &case.file(second));
+        case.says(&[
+            &[first.file, second.says, "in the place of", first.place],
+            &[second.file, first.says, "in the place of", second.place],
+        ]);
+    }
+}
+
+#[test]
+fn a_rank_copied_over_another_is_named_with_what_it_says_to_be() {
+    for victim in &MEGATRON {
+        let case = Case::of(victim);
+        fs::copy(case.file(&victim.first), case.file(&victim.second)).unwrap();
+        case.says(&[&[victim.second.file, victim.first.says, victim.second.place]]);
+        let case = Case::of(victim);
+        fs::copy(case.file(&victim.second), case.file(&victim.first)).unwrap();
+        case.says(&[&[victim.first.file, victim.second.says, victim.first.place]]);
+    }
+}
+
+#[test]
+fn a_rank_that_says_another_iteration_layout_or_model_is_named() {
+    for victim in &MEGATRON {
+        for (key, words) in [
+            ("iteration", "iteration 77 where"),
+            ("world_size", "world_size 77 where"),
+            ("tensor_model_parallel_size", "tensor_model_parallel_size 77 where"),
+            ("pipeline_model_parallel_size", "pipeline_model_parallel_size 77 where"),
+            ("num_layers", "num_layers 77 where"),
+            ("hidden_size", "hidden_size 77 where"),
+            ("num_attention_heads", "num_attention_heads 77 where"),
+        ] {
+            let case = Case::of(victim);
+            set(&case.file(&victim.second), key, 77);
+            case.says(&[&[words]]);
+        }
+        let case = Case::of(victim);
+        set(&case.file(&victim.second), "rank", 77);
+        case.says(&[&[victim.second.file, "it is rank 77 of", victim.second.place]]);
+    }
+}
+
+#[test]
+fn a_folder_of_another_iteration_than_its_files_is_named() {
+    for victim in &MEGATRON {
+        let case = Case::of(victim);
+        fs::rename(case.folder(), case.copied.path().join("iter_0000077")).unwrap();
+        let step = &victim.iteration[11..];
+        let tracker = case.copied.path().join("latest_checkpointed_iteration.txt");
+        if tracker.exists() {
+            fs::write(tracker, "77").unwrap();
+        }
+        let says = format!("its files say {step}");
+        case.says(&[&["iter_0000077: ", "its name says iteration 77", &says]]);
+        case.is_let_pass("iter_0000077");
+    }
+}
+
+#[test]
+fn a_folder_that_is_left_over_from_a_larger_layout_is_named_as_that() {
+    for (victim, stray) in [
+        (&MEGATRON[0], "mp_rank_02_001"),
+        (&MEGATRON[0], "mp_rank_01_003"),
+        (&MEGATRON[1], "mp_rank_02"),
+        (&MEGATRON[2], "mp_rank_00_002"),
+        (&MEGATRON[3], "mp_rank_00_002"),
+    ] {
+        let case = Case::of(victim);
+        let from = case.file(&victim.second);
+        copy(from.parent().unwrap(), &case.folder().join(stray));
+        case.says(&[&[stray, "does not belong", "a larger layout"]]);
+        let run = case.is_let_pass(stray);
+        assert_eq!(run.code, 0, "{}", run.stderr);
+    }
+    // Names of another form.
+    let case = Case::of(&MEGATRON[0]);
+    copy(case.file(&MEGATRON[0].first).parent().unwrap(), &case.folder().join("mp_rank_00"));
+    case.says(&[&["mp_rank_00: ", "does not belong", "tp=2 pp=2", "another layout"]]);
+}
+
+#[test]
+fn one_ranks_folder_is_held_against_its_name() {
+    let victim = &MEGATRON[0];
+    let case = Case::of(victim);
+    let one = |rank: &Rank| case.file(rank).parent().unwrap().to_path_buf();
+    assert_eq!(run([Path::new("check"), &one(&victim.first)]).code, 0);
+    set(&case.file(&victim.first), "rank", 3);
+    let found = run([Path::new("check"), &one(&victim.first)]);
+    found.refuses(&[victim.first.file, "it is rank 3 (tp 1, pp 1)", victim.first.place]);
+}
+
+/// Megatron's converters write all files from one process, without random states, so `rank` is no claim; a file that is there twice is found all
+/// the same. What training makes different on every rank is no claim either.
+#[test]
+fn what_converters_and_training_write_is_no_finding() {
+    let ranks = ["mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000", "mp_rank_01_001"];
+    let case = Case::of(&MEGATRON[0]);
+    rename_key(&case.copied.path(), "rng_state", "rng_stale");
+    for rank in ranks {
+        set(&case.folder().join(rank).join("model_optim_rng.pt"), "rank", 0);
+    }
+    let run = compare(&case.whole, &case.copied.path());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let file = |at: usize| case.folder().join(ranks[at]).join("model_optim_rng.pt");
+    fs::copy(file(2), file(3)).unwrap();
+    case.says(&[&["mp_rank_01_001/", "has the same bytes as mp_rank_01_000/"]]);
+
+    let case = Case::of(&MEGATRON[1]);
+    for (key, value) in [("local_rank", 7), ("log_interval", 9), ("num_workers", 4)] {
+        set(&case.file(&MEGATRON[1].second), key, value);
+    }
+    let run = compare(&case.whole, &case.copied.path());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+}
+
+#[test]
+fn an_argument_that_the_user_sets_is_not_held_against_a_file() {
+    let case = Case::of(&MEGATRON[1]);
+    set(&case.file(&MEGATRON[1].second), "num_layers", 77);
+    case.says(&[&["num_layers 77"]]);
+    let run = compare_with(&case.whole, &case.copied.path(), &["--set", "num_layers=3"]);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+}
