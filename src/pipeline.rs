@@ -1,5 +1,6 @@
 //! The pipeline on one screen: agree on names, pair, compare, judge; and a checkpoint held against itself.
 
+use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -42,13 +43,24 @@ impl Default for CompareOptions {
 
 /// A file that changed while it was read.
 #[derive(Debug, Error)]
-#[error("{}{}: changed while it was read; {again} again when its writer is done", side_text(*.side), .path.display())]
+#[error("{}{}: {}; {again} again when its writer is done", side_text(*.side), .path.display(), self.what())]
 pub struct ChangedError {
     /// The side that the file belongs to, where there are two.
     pub side: Option<Side>,
     /// The file.
     pub path: PathBuf,
+    /// The system's words, where it cannot be looked at again.
+    pub source: Option<io::Error>,
     again: &'static str,
+}
+
+impl ChangedError {
+    fn what(&self) -> &'static str {
+        match self.source {
+            Some(_) => "cannot be looked at again after it was read",
+            None => "changed while it was read",
+        }
+    }
 }
 
 fn side_text(side: Option<Side>) -> String {
@@ -126,7 +138,7 @@ pub fn compare(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn check(mut catalog: Catalog, shows_progress: bool) -> Result<CheckReport, ChangedError> {
-    let leftovers = formats::leftovers(&catalog);
+    let leftovers = formats::leftovers(&mut catalog);
     let tensors = catalog.tensors.iter().map(|(name, entry)| (name, &entry.tensor));
     let tensors: Vec<_> = tensors.collect();
     let checks = progress::with_progress(bytes_to_self_check(&tensors), shows_progress, |done| {
@@ -150,7 +162,10 @@ fn check_unchanged(
     again: &'static str,
 ) -> Result<(), ChangedError> {
     match catalog.files.changed() {
-        Some(path) => Err(ChangedError { side, path: path.to_path_buf(), again }),
+        Some(changed) => {
+            let (path, source) = (changed.path.to_path_buf(), changed.error);
+            Err(ChangedError { side, path, source, again })
+        }
         None => Ok(()),
     }
 }

@@ -2,6 +2,9 @@
 
 #![expect(clippy::panic, reason = "a test that cannot read the sources fails")]
 
+#[path = "tidy/io_errors.rs"]
+mod io_errors;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

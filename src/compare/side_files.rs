@@ -52,7 +52,8 @@ pub(super) struct Maps(Vec<(Region, Map)>);
 impl Maps {
     /// Maps those of the regions for which that pays.
     pub(super) fn of(files: SideFiles<'_>, regions: impl IntoIterator<Item = Region>) -> Self {
-        let map = |region| Some((region, files.files.map(region)?));
+        // What cannot be mapped is read, and the read says why it cannot be.
+        let map = |region| Some((region, files.files.map(region).ok()??));
         Self(regions.into_iter().filter_map(map).collect())
     }
 

@@ -23,63 +23,70 @@ const RELEASE: &str = "release";
 const OF_DEEPSPEED: &str = "latest";
 
 /// The iteration that the tracker names, else the only or the newest one.
-pub(super) fn newest(probe: &Probe) -> Option<Claim> {
-    match tracked(probe, TRACKER) {
-        Err(error) => return Some(broken(error)),
-        Ok(Some(word)) => match follow(probe, word) {
+///
+/// # Errors
+/// The tracker, or a folder that it may name, is there and cannot be looked at.
+pub(super) fn newest(probe: &Probe) -> Result<Option<Claim>, OpenError> {
+    if let Some(word) = tracked(probe, TRACKER)? {
+        match follow(probe, word)? {
             Err(what) => {
-                return Some(broken(OpenError::Tracker { path: probe.path().join(TRACKER), what }));
+                let error = OpenError::Tracker { path: probe.path().join(TRACKER), what };
+                return Ok(Some(Claim::broken(Score::Tracker, TRACKER, error)));
             }
-            Ok(Some(folder)) => return Some(to(probe, &folder, Vec::new())),
+            Ok(Some(folder)) => return Ok(Some(to(probe, &folder, Vec::new()))),
             Ok(None) => {}
-        },
-        Ok(None) => {}
+        }
     }
-    let iterations = numbered(probe, &[ITERATION]);
-    let has_release = probe.has_folder(RELEASE);
+    let iterations = numbered(probe, &[ITERATION])?;
+    let has_release = probe.has_folder(RELEASE)?;
     let Some((_, newest)) = iterations.last() else {
-        return has_release.then(|| to(probe, RELEASE, Vec::new()));
+        return Ok(has_release.then(|| to(probe, RELEASE, Vec::new())));
     };
     let count = iterations.len() + usize::from(has_release);
     let among = format!("no {TRACKER} and {count} checkpoints");
-    Some(to(probe, newest, newest_note(probe, count, &among, newest)))
+    Ok(Some(to(probe, newest, newest_note(probe, count, &among, newest))))
 }
 
 fn to(probe: &Probe, folder: &str, notes: Vec<String>) -> Claim {
     Claim::below(Score::Tracker, TRACKER, probe, folder, notes)
 }
 
-fn broken(error: OpenError) -> Claim {
-    Claim::broken(Score::Tracker, TRACKER, error)
+/// The folder that the tracker names, or why it names none; `None` where another tracker counts.
+fn follow(
+    probe: &Probe,
+    word: Result<String, String>,
+) -> Result<Result<Option<String>, String>, OpenError> {
+    let word = word.map_err(|what| format!("{what}; name an iter_* folder instead"));
+    let (word, folder) = match word.and_then(|word| Ok((folder_of(&word)?, word))) {
+        Ok((folder, word)) => (word, folder),
+        Err(what) => return Ok(Err(what)),
+    };
+    for folder in [&folder, &format!("global_step_{word}")] {
+        if probe.has_folder(folder)? {
+            return Ok(Ok(Some(folder.clone())));
+        }
+    }
+    // Megatron-DeepSpeed writes both trackers, and the folders of DeepSpeed's.
+    if probe.has(OF_DEEPSPEED) && !probe.has_folder(OF_DEEPSPEED)? {
+        return Ok(Ok(None));
+    }
+    let hint = what_is_there(probe);
+    Ok(Err(format!("says {word}, but there is no folder {folder}; {hint}")))
 }
 
-/// The folder that the tracker names; `None` where another tracker counts.
-fn follow(probe: &Probe, word: Result<String, String>) -> Result<Option<String>, String> {
-    let word = word.map_err(|what| format!("{what}; name an iter_* folder instead"))?;
+/// The folder that a word stands for: Megatron's; verl's has the same number.
+fn folder_of(word: &str) -> Result<String, String> {
     let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    let folder = match word.parse::<u64>() {
-        Ok(iteration) if is_number => format!("iter_{iteration:07}"),
-        _ if word == RELEASE => RELEASE.to_owned(),
+    match word.parse::<u64>() {
+        Ok(iteration) if is_number => Ok(format!("iter_{iteration:07}")),
+        _ if word == RELEASE => Ok(RELEASE.to_owned()),
         _ if word.is_empty() => {
-            return Err(
-                "the tracker is empty: its save was interrupted; name an iter_* folder instead"
-                    .to_owned(),
-            );
+            Err("the tracker is empty: its save was interrupted; name an iter_* folder instead"
+                .to_owned())
         }
-        _ => {
-            return Err(format!(
-                "{word:?} is neither an iteration number nor `release`; name an iter_* folder instead"
-            ));
-        }
-    };
-    let of_verl = format!("global_step_{word}");
-    match [folder, of_verl].map(|folder| (probe.has_folder(&folder), folder)) {
-        [(true, folder), _] | [_, (true, folder)] => Ok(Some(folder)),
-        // Megatron-DeepSpeed writes both trackers, and the folders of DeepSpeed's.
-        _ if probe.has(OF_DEEPSPEED) && !probe.has_folder(OF_DEEPSPEED) => Ok(None),
-        [(_, folder), _] => {
-            Err(format!("says {word}, but there is no folder {folder}; {}", what_is_there(probe)))
-        }
+        _ => Err(format!(
+            "{word:?} is neither an iteration number nor `release`; name an iter_* folder instead"
+        )),
     }
 }
 

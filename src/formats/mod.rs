@@ -35,6 +35,7 @@ mod torch_file;
 mod walk;
 
 use std::path::Path;
+use std::rc::Rc;
 
 use crate::catalog::{Catalog, Problem};
 
@@ -69,8 +70,10 @@ pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Catalog, Op
     let path = path.as_ref();
     let forced = options.format.as_deref().map(named).transpose()?;
     let choice = Choice { formats: FORMATS, forced };
-    let (format, root) = choice.resolve(Probe::new(path)?)?;
+    let probe = Probe::new(path)?;
+    let (format, root) = choice.resolve(Rc::clone(&probe))?;
     let mut catalog = (format.read)(&root, options)?;
+    catalog.files.watch(probe.watched());
     catalog.origin.path = path.to_path_buf();
     catalog.given.clone_from(&options.run_args);
     if catalog.origin.resolved.as_os_str().is_empty() {

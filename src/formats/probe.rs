@@ -5,15 +5,14 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
-use std::fs::{File, FileType, Metadata as FileMetadata};
-use std::io::{self, ErrorKind, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use crate::base::limits::{LIMITS, OverLimit};
+use crate::base::limits::LIMITS;
 use crate::containers::dcp;
 use crate::containers::torch::{self, TorchFile};
-use crate::storage::{FileId, FileSet};
+use crate::storage::{self, EntryKind, FileId, FileSet, Small, Target, WatchedFile};
 
 use super::error::OpenError;
 use super::files::{add, open_torch};
@@ -28,12 +27,14 @@ pub(super) struct Probe {
     /// Number of bytes of a file.
     len: u64,
     /// The entries of a folder by name; `None` for a file.
-    listing: Option<BTreeMap<String, FileType>>,
+    listing: Option<BTreeMap<String, EntryKind>>,
     /// Names and first bytes are all that may be looked at.
     is_shallow: bool,
     head: OnceCell<Vec<u8>>,
-    children: RefCell<BTreeMap<String, Option<Rc<Self>>>>,
+    children: RefCell<BTreeMap<String, Rc<Self>>>,
     small_files: RefCell<BTreeMap<String, SmallFile>>,
+    /// The small files that were read, here or in what is below.
+    watched: Rc<RefCell<Vec<WatchedFile>>>,
     torch: OnceCell<RefCell<Option<OpenedTorch>>>,
     metadata: OnceCell<RefCell<Option<OpenedMetadata>>>,
 }
@@ -71,7 +72,7 @@ impl Probe {
     /// # Errors
     /// It cannot be looked at, or is a folder that cannot be listed.
     pub(super) fn new(path: &Path) -> Result<Rc<Self>, OpenError> {
-        Self::read(path, false).map_err(OpenError::io(path))
+        Self::read(path, false, Rc::default()).map_err(OpenError::io(path))
     }
 
     /// Looks at what is inside of this folder by names and first bytes alone; `None` where there is no such entry.
@@ -83,20 +84,29 @@ impl Probe {
             return Ok(None);
         }
         let path = self.path.join(name);
-        present(Self::read(&path, true)).map_err(OpenError::io(&path))
+        let read = Self::read(&path, true, Rc::clone(&self.watched));
+        read.map(Some).map_err(OpenError::io(&path))
     }
 
-    fn read(path: &Path, is_shallow: bool) -> io::Result<Rc<Self>> {
-        let meta = std::fs::metadata(path)?;
-        let listing = if meta.is_file() { None } else { Some(list(path)?) };
+    fn read(
+        path: &Path,
+        is_shallow: bool,
+        watched: Rc<RefCell<Vec<WatchedFile>>>,
+    ) -> io::Result<Rc<Self>> {
+        let (len, listing) = match storage::look(path)? {
+            Target::File(len) => (len, None),
+            Target::Folder => (0, Some(storage::list(path)?)),
+            Target::Other => return Err(io::Error::other("neither a file nor a folder")),
+        };
         Ok(Rc::new(Self {
             path: path.to_path_buf(),
-            len: meta.len(),
+            len,
             listing,
             is_shallow,
             head: OnceCell::new(),
             children: RefCell::default(),
             small_files: RefCell::default(),
+            watched,
             torch: OnceCell::new(),
             metadata: OnceCell::new(),
         }))
@@ -137,32 +147,51 @@ impl Probe {
         self.listing.as_ref().is_some_and(|listing| listing.contains_key(name))
     }
 
-    /// Tells whether the folder has such a folder. A link that cannot be followed counts as one: to go there is to learn why.
-    pub(super) fn has_folder(&self, name: &str) -> bool {
+    /// Tells whether the folder has such a folder.
+    ///
+    /// # Errors
+    /// It has a link of this name that cannot be followed.
+    pub(super) fn has_folder(&self, name: &str) -> Result<bool, OpenError> {
         match self.listing.as_ref().and_then(|listing| listing.get(name)) {
-            Some(kind) if kind.is_symlink() => {
-                self.path.join(name).metadata().map_or(true, |meta| meta.is_dir())
+            Some(EntryKind::Link) => {
+                let path = self.path.join(name);
+                let target = storage::look(&path).map_err(OpenError::io(&path))?;
+                Ok(target == Target::Folder)
             }
-            Some(kind) => kind.is_dir(),
-            None => false,
+            kind => Ok(kind == Some(&EntryKind::Folder)),
         }
     }
 
-    /// The entry of this name, looked at; `None` where there is none, or a link to nowhere.
+    /// The names of the folders in this folder, sorted.
     ///
     /// # Errors
-    /// As for [`Self::new`].
+    /// As for [`Self::has_folder`].
+    pub(super) fn folders(&self) -> Result<Vec<&str>, OpenError> {
+        let mut folders = Vec::new();
+        for name in self.names() {
+            if self.has_folder(name)? {
+                folders.push(name);
+            }
+        }
+        Ok(folders)
+    }
+
+    /// The entry of this name, looked at; `None` where there is none.
+    ///
+    /// # Errors
+    /// As for [`Self::new`], also for a link to nowhere.
     pub(super) fn child(&self, name: &str) -> Result<Option<Rc<Self>>, OpenError> {
         if !self.has(name) {
             return Ok(None);
         }
         if let Some(child) = self.children.borrow().get(name) {
-            return Ok(child.clone());
+            return Ok(Some(Rc::clone(child)));
         }
         let path = self.path.join(name);
-        let child = present(Self::read(&path, self.is_shallow)).map_err(OpenError::io(&path))?;
-        self.children.borrow_mut().insert(name.to_owned(), child.clone());
-        Ok(child)
+        let read = Self::read(&path, self.is_shallow, Rc::clone(&self.watched));
+        let child = read.map_err(OpenError::io(&path))?;
+        self.children.borrow_mut().insert(name.to_owned(), Rc::clone(&child));
+        Ok(Some(child))
     }
 
     /// The first bytes of a file; none of a folder's.
@@ -173,12 +202,10 @@ impl Probe {
         if let Some(head) = self.head.get() {
             return Ok(head);
         }
-        let mut head = Vec::new();
-        if self.is_file() {
-            File::open(&self.path)
-                .and_then(|file| file.take(HEAD as u64).read_to_end(&mut head))
-                .map_err(OpenError::io(&self.path))?;
-        }
+        let head = match self.listing {
+            None => storage::head(&self.path, HEAD).map_err(OpenError::io(&self.path))?,
+            Some(_) => Vec::new(),
+        };
         Ok(self.head.get_or_init(|| head))
     }
 
@@ -194,19 +221,41 @@ impl Probe {
             return Ok(known.clone());
         }
         let path = self.path.join(name);
-        let found = read_small(&path).map_err(OpenError::io(&path))?;
+        let small = storage::read_small(&path, LIMITS.small_file).map_err(OpenError::io(&path))?;
+        let found = match small {
+            Small::Bytes(bytes, file) => {
+                self.watched.borrow_mut().push(file);
+                SmallFile::Text(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Small::TooLong(len) => SmallFile::TooLong(len),
+            Small::NotAFile => SmallFile::NotAFile,
+        };
         self.small_files.borrow_mut().insert(name.to_owned(), found.clone());
         Ok(found)
     }
 
+    /// The small files that were read through this probe and those that it was made from or made.
+    pub(super) fn watched(&self) -> Vec<WatchedFile> {
+        self.watched.borrow().clone()
+    }
+
     /// Tells whether `test` holds for what `torch.save` wrote in this file; not where this is no such file, or a damaged one.
-    pub(super) fn torch_says(&self, test: impl FnOnce(&TorchFile) -> bool) -> bool {
-        let is_torch = || self.head().is_ok_and(torch::may_start_with);
-        if !self.is_file() || self.is_shallow || !is_torch() {
-            return false;
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn torch_says(
+        &self,
+        test: impl FnOnce(&TorchFile) -> bool,
+    ) -> Result<bool, OpenError> {
+        if self.is_shallow || self.listing.is_some() || !torch::may_start_with(self.head()?) {
+            return Ok(false);
         }
-        let opened = self.torch.get_or_init(|| RefCell::new(self.open_torch().ok()));
-        opened.borrow().as_ref().is_some_and(|opened| test(&opened.torch))
+        if self.torch.get().is_none() {
+            let opened = unless_damaged(self.open_torch())?;
+            self.torch.get_or_init(|| RefCell::new(opened));
+        }
+        let opened = self.torch.get().map(RefCell::borrow);
+        Ok(opened.is_some_and(|opened| opened.as_ref().is_some_and(|opened| test(&opened.torch))))
     }
 
     /// The file of torch's that this is, read again only if it was not read before.
@@ -231,12 +280,23 @@ impl Probe {
     }
 
     /// Tells whether `test` holds for the metadata of this folder; not where there is none, or a damaged one.
-    pub(super) fn metadata_says(&self, test: impl FnOnce(&dcp::Metadata) -> bool) -> bool {
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn metadata_says(
+        &self,
+        test: impl FnOnce(&dcp::Metadata) -> bool,
+    ) -> Result<bool, OpenError> {
         if self.is_shallow || !self.has_metadata() {
-            return false;
+            return Ok(false);
         }
-        let opened = self.metadata.get_or_init(|| RefCell::new(self.open_metadata().ok()));
-        opened.borrow().as_ref().is_some_and(|opened| test(&opened.metadata))
+        if self.metadata.get().is_none() {
+            let opened = unless_damaged(self.open_metadata())?;
+            self.metadata.get_or_init(|| RefCell::new(opened));
+        }
+        let opened = self.metadata.get().map(RefCell::borrow);
+        Ok(opened
+            .is_some_and(|opened| opened.as_ref().is_some_and(|opened| test(&opened.metadata))))
     }
 
     /// The metadata of this folder, read again only if it was not read before.
@@ -255,42 +315,11 @@ impl Probe {
     }
 }
 
-/// Takes what is not found for absent, and no other error.
-fn present<T>(found: io::Result<T>) -> io::Result<Option<T>> {
-    match found {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+/// Takes a file that holds something else, or is damaged, for none, to be told by its reader; an error of the system stays one.
+fn unless_damaged<T>(opened: Result<T, OpenError>) -> Result<Option<T>, OpenError> {
+    match opened {
+        Ok(opened) => Ok(Some(opened)),
+        Err(error) if storage::is_of_system(&error) => Err(error),
+        Err(_) => Ok(None),
     }
-}
-
-/// The names of what lies in a folder, in order.
-pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, OpenError> {
-    Ok(list(folder).map_err(OpenError::io(folder))?.into_keys().collect())
-}
-
-fn list(folder: &Path) -> io::Result<BTreeMap<String, FileType>> {
-    let mut listing = BTreeMap::new();
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        if listing.len() >= LIMITS.listing {
-            return Err(io::Error::other(OverLimit::new("entries", LIMITS.listing as u64)));
-        }
-        listing.insert(entry.file_name().to_string_lossy().into_owned(), entry.file_type()?);
-    }
-    Ok(listing)
-}
-
-fn read_small(path: &Path) -> io::Result<SmallFile> {
-    let meta: FileMetadata = std::fs::metadata(path)?;
-    // Anything but a file could keep us waiting.
-    if !meta.is_file() {
-        return Ok(SmallFile::NotAFile);
-    }
-    if meta.len() > LIMITS.small_file {
-        return Ok(SmallFile::TooLong(meta.len()));
-    }
-    let mut bytes = Vec::new();
-    File::open(path)?.take(LIMITS.small_file).read_to_end(&mut bytes)?;
-    Ok(SmallFile::Text(String::from_utf8_lossy(&bytes).into_owned()))
 }

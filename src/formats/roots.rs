@@ -10,6 +10,7 @@ use std::rc::Rc;
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::names::index::number;
 use crate::names::printable;
+use crate::storage;
 
 use super::error::OpenError;
 use super::format::Format;
@@ -152,7 +153,7 @@ impl Choice {
         if let Some(format) = self.forced {
             return Ok((format, root));
         }
-        let below = self.below(&root.probe);
+        let below = self.below(&root.probe)?;
         Err(match below.is_empty() {
             true => OpenError::Unrecognized { path: root.path, looked_for: self.looked_for() },
             false => OpenError::Below { path: root.path, below },
@@ -170,7 +171,7 @@ impl Choice {
                 Some((format, Target::Here)) => return Ok(Ok((format, root))),
                 Some((_, Target::There(probe, notes))) => root.then(probe, notes),
                 Some((_, Target::Broken(error))) => return Err(error),
-                None => match self.usual_folder(&root.probe, left) {
+                None => match self.usual_folder(&root.probe, left)? {
                     Some(probe) => {
                         let note = format!("{}: took {}/", root.path.display(), probe.name());
                         root.then(probe, vec![note])
@@ -216,33 +217,58 @@ impl Choice {
     }
 
     /// The only one of the folders in which checkpoints are usually kept that holds one.
-    fn usual_folder(self, probe: &Probe, longest: usize) -> Option<Rc<Probe>> {
+    fn usual_folder(self, probe: &Probe, longest: usize) -> Result<Option<Rc<Probe>>, OpenError> {
         let mut names: Vec<&str> =
             self.formats.iter().flat_map(|format| format.usual_folders).copied().collect();
         names.sort_unstable();
         names.dedup();
-        let children = names.iter().filter(|name| probe.has_folder(name));
-        let mut found = children.filter_map(|name| {
-            let child = probe.child(name).ok()??;
-            let is_found = self.follow(Root::new(Rc::clone(&child)), longest);
-            matches!(is_found, Ok(Ok(_)) | Err(OpenError::Ambiguous { .. })).then_some(child)
-        });
-        let first = found.next()?;
-        found.next().is_none().then_some(first)
+        let mut found = Vec::new();
+        for name in names {
+            if !probe.has_folder(name)? {
+                continue;
+            }
+            let Some(child) = probe.child(name)? else { continue };
+            match self.follow(Root::new(Rc::clone(&child)), longest) {
+                Ok(Ok(_)) | Err(OpenError::Ambiguous { .. }) => found.push(child),
+                Err(error) if storage::is_of_system(&error) => return Err(error),
+                Ok(Err(_)) | Err(_) => {}
+            }
+        }
+        let first = found.pop();
+        Ok(first.filter(|_| found.is_empty()))
     }
 
     /// The entries of a folder that are checkpoints, each with its format.
-    fn below(self, probe: &Probe) -> Vec<String> {
-        let candidate = |name: &str| {
-            let child = probe.glance(name).ok()??;
-            let format = match self.follow(Root::new(child), LIMITS.way) {
-                Ok(Ok((format, _))) => format.name.to_owned(),
+    ///
+    /// # Errors
+    /// There is none, and something cannot be looked at that might be one.
+    fn below(self, probe: &Probe) -> Result<Vec<String>, OpenError> {
+        let mut found = Vec::new();
+        let mut unread = None;
+        for name in probe.names().take(LIMITS.listed_below) {
+            let followed = probe.glance(name).and_then(|child| {
+                let child = child.map(|child| self.follow(Root::new(child), LIMITS.way));
+                child.transpose()
+            });
+            let format = match followed {
+                Ok(Some(Ok((format, _)))) => format.name.to_owned(),
                 Err(OpenError::Ambiguous { first, second, .. }) => format!("{first} or {second}"),
-                _ => return None,
+                // A link to nowhere is no checkpoint.
+                Err(OpenError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                    continue;
+                }
+                Err(error) if storage::is_of_system(&error) => {
+                    unread.get_or_insert(error);
+                    continue;
+                }
+                Ok(Some(Err(_)) | None) | Err(_) => continue,
             };
-            Some(format!("{} ({format})", printable(name)))
-        };
-        probe.names().take(LIMITS.listed_below).filter_map(candidate).collect()
+            found.push(format!("{} ({format})", printable(name)));
+        }
+        match unread {
+            Some(error) if found.is_empty() => Err(error),
+            _ => Ok(found),
+        }
     }
 
     fn looked_for(self) -> String {
@@ -278,13 +304,23 @@ pub(super) fn step_behind(prefix: &str, folder: &str) -> Option<u64> {
 }
 
 /// The folders of a path whose names are a prefix and a number, by number.
-pub(super) fn numbered<'p>(probe: &'p Probe, prefixes: &[&str]) -> Vec<(u64, &'p str)> {
-    let step = |name| prefixes.iter().find_map(|prefix| step_behind(prefix, name));
-    let folders = probe.names().filter(|name| probe.has_folder(name));
-    let mut found: Vec<(u64, &str)> =
-        folders.filter_map(|name| Some((step(name)?, name))).collect();
+///
+/// # Errors
+/// One of them is a link that cannot be followed.
+pub(super) fn numbered<'p>(
+    probe: &'p Probe,
+    prefixes: &[&str],
+) -> Result<Vec<(u64, &'p str)>, OpenError> {
+    let mut found = Vec::new();
+    for name in probe.names() {
+        if let Some(step) = prefixes.iter().find_map(|prefix| step_behind(prefix, name))
+            && probe.has_folder(name)?
+        {
+            found.push((step, name));
+        }
+    }
     found.sort_unstable();
-    found
+    Ok(found)
 }
 
 /// Says that the newest of `count` folders was taken, where there is more than one; `count` is in `among`.

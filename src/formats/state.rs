@@ -1,6 +1,7 @@
 //! The state of a run out of a pickle, as plain values: `args`, schedulers, random states, parameter groups.
 
 use std::collections::BTreeMap;
+use std::io;
 
 use crate::base::dtype::Dtype;
 use crate::base::limits::{LIMITS, OverLimit};
@@ -66,15 +67,23 @@ pub(super) fn state_without(
 }
 
 /// Reads the first element of a tensor of the usual number types.
-pub(super) fn scalar(tensor: &LogicalTensor, files: &FileSet) -> Option<PlainValue> {
-    let piece = tensor.pieces().first()?;
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn scalar(tensor: &LogicalTensor, files: &FileSet) -> io::Result<Option<PlainValue>> {
+    let Some(piece) = tensor.pieces().first() else { return Ok(None) };
     let mut bytes = [0; 8];
-    let bytes = bytes.get_mut(..usize::try_from(tensor.dtype().size()).ok()?)?;
-    files.read_exact_at(piece.file, bytes, piece.offset).ok()?;
+    let size = usize::try_from(tensor.dtype().size()).map_err(io::Error::other)?;
+    let Some(bytes) = bytes.get_mut(..size) else { return Ok(None) };
+    files.read_exact_at(piece.file, bytes, piece.offset)?;
     if piece.byte_order == ByteOrder::Big {
         bytes.reverse();
     }
-    Some(match tensor.dtype() {
+    Ok(number(tensor.dtype(), bytes))
+}
+
+fn number(dtype: Dtype, bytes: &[u8]) -> Option<PlainValue> {
+    Some(match dtype {
         Dtype::Int64 => PlainValue::Int(i64::from_le_bytes(*bytes.first_chunk()?)),
         Dtype::Int32 => PlainValue::Int(i32::from_le_bytes(*bytes.first_chunk()?).into()),
         Dtype::Float64 => PlainValue::Float(f64::from_le_bytes(*bytes.first_chunk()?)),

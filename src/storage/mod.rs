@@ -3,20 +3,27 @@
 //! They are read by positioned reads into reused buffers, or looked at in the page cache where that is faster
 //! ([`FileSet::map`]; why, is in `map.rs`). Either way a file that shrinks or fails meanwhile is an ordinary error.
 
+mod look;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod map;
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 #[path = "no_map.rs"]
 mod map;
+mod stamp;
 
+use crate::base::limits::OverLimit;
+use stamp::Stamp;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 
+pub use look::{
+    EntryKind, Small, Target, WatchedFile, head, is_of_system, is_there, list, look, present,
+    read_small,
+};
 pub use map::Map;
 
 /// One file of a [`FileSet`].
@@ -46,10 +53,15 @@ impl Region {
 #[derive(Debug)]
 struct FileEntry {
     path: PathBuf,
-    len: u64,
-    modified: Option<SystemTime>,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Under its name, as it was when it was added.
+    Named(Stamp),
     /// A file without a name is held open as long as the set lives.
-    held: Option<Arc<File>>,
+    Held(Arc<File>),
 }
 
 /// The files of one checkpoint. Descriptors are opened when needed and only so many are kept,
@@ -60,6 +72,17 @@ pub struct FileSet {
     open: Mutex<VecDeque<(FileId, Arc<File>)>>,
     maps: MapPolicy,
     rank_folders: Vec<&'static str>,
+    /// Files that were read before, and count as long as they stay what they were.
+    watched: Vec<WatchedFile>,
+}
+
+/// A file that is not what it was when it was added.
+#[derive(Debug)]
+pub struct ChangedFile<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// The system's words, where it cannot be looked at again.
+    pub error: Option<io::Error>,
 }
 
 /// The choice to try another map: after a failure some are left out, twice as many after each that follows it.
@@ -94,23 +117,48 @@ pub const LEAST_MAPPED: u64 = 1 << 20;
 const OPEN_FILES: usize = 128;
 
 impl FileSet {
-    /// Adds a file and remembers its length and modification time.
+    /// Adds a file and remembers its length, its inode and the times of its changes.
     ///
     /// # Errors
     /// The path cannot be read, or is no regular file.
     pub fn add(&mut self, path: &Path) -> io::Result<FileId> {
-        let meta = std::fs::metadata(path)?;
-        if !meta.is_file() {
-            return Err(io::Error::other("not a regular file"));
+        let stamp = Stamp::of_file(&look::follow(path)?)?;
+        self.push(path, Place::Named(stamp))
+    }
+
+    /// Adds a file where there is one; `None` where there is nothing of this name.
+    ///
+    /// # Errors
+    /// As for [`Self::add`], also for a link to nowhere.
+    pub fn add_if_there(&mut self, path: &Path) -> io::Result<Option<FileId>> {
+        if is_there(path)? { self.add(path).map(Some) } else { Ok(None) }
+    }
+
+    /// Reads all of a file of at most `most` bytes, and watches that it does not change.
+    ///
+    /// # Errors
+    /// It cannot be read, is no regular file, or longer.
+    pub fn read_small(&mut self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
+        match look::read_small(path, most)? {
+            Small::Bytes(bytes, file) => {
+                self.watched.push(file);
+                Ok(bytes)
+            }
+            Small::TooLong(len) => {
+                Err(io::Error::other(OverLimit::found("bytes of such a file", most, len)))
+            }
+            Small::NotAFile => Err(io::Error::other("not a regular file")),
         }
+    }
+
+    /// Adds files that were read elsewhere to those that must not change.
+    pub fn watch(&mut self, files: impl IntoIterator<Item = WatchedFile>) {
+        self.watched.extend(files);
+    }
+
+    fn push(&mut self, path: &Path, place: Place) -> io::Result<FileId> {
         let id = FileId(u32::try_from(self.entries.len()).map_err(io::Error::other)?);
-        let modified = meta.modified().ok();
-        self.entries.push(FileEntry {
-            path: path.to_path_buf(),
-            len: meta.len(),
-            modified,
-            held: None,
-        });
+        self.entries.push(FileEntry { path: path.to_path_buf(), place });
         Ok(id)
     }
 
@@ -119,10 +167,7 @@ impl FileSet {
     /// # Errors
     /// There are more files than can be numbered.
     pub fn hold(&mut self, file: File, path: &Path) -> io::Result<FileId> {
-        let id = FileId(u32::try_from(self.entries.len()).map_err(io::Error::other)?);
-        let (path, held) = (path.to_path_buf(), Some(Arc::new(file)));
-        self.entries.push(FileEntry { path, len: 0, modified: None, held });
-        Ok(id)
+        self.push(path, Place::Held(Arc::new(file)))
     }
 
     fn entry(&self, file: FileId) -> &FileEntry {
@@ -158,13 +203,13 @@ impl FileSet {
     /// All the bytes of a file.
     #[must_use]
     pub fn whole(&self, file: FileId) -> Region {
-        Region { file, offset: 0, len: self.entry(file).len }
+        Region { file, offset: 0, len: self.entry(file).len() }
     }
 
     /// Bytes in all files of the set.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        self.entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.len))
+        self.entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.len()))
     }
 
     /// Fills `buffer` from byte `offset` of a file.
@@ -176,28 +221,35 @@ impl FileSet {
     }
 
     /// The bytes of a region as they lie in the page cache, if that is likely to be faster than to read them.
-    #[must_use]
-    pub fn map(&self, region: Region) -> Option<Map> {
-        let entry = self.entry(region.file);
-        if region.len < LEAST_MAPPED || entry.held.is_some() || !self.maps.wants_another() {
-            return None;
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn map(&self, region: Region) -> io::Result<Option<Map>> {
+        let Place::Named(stamp) = &self.entry(region.file).place else { return Ok(None) };
+        let Ok(len) = usize::try_from(region.len) else { return Ok(None) };
+        if region.len < LEAST_MAPPED || !self.maps.wants_another() {
+            return Ok(None);
         }
-        let file = self.descriptor(region.file).ok()?;
-        let len = usize::try_from(region.len).ok()?;
-        let map = Map::of(&file, region.offset, len, entry.len, map::PATIENCE);
+        let file = self.descriptor(region.file)?;
+        let map = Map::of(&file, region.offset, len, stamp.len(), map::PATIENCE);
         self.maps.note(map.is_some());
-        map
+        Ok(map)
     }
 
     fn descriptor(&self, file: FileId) -> io::Result<Arc<File>> {
-        if let Some(held) = &self.entry(file).held {
-            return Ok(Arc::clone(held));
-        }
+        let stamp = match &self.entry(file).place {
+            Place::Held(held) => return Ok(Arc::clone(held)),
+            Place::Named(stamp) => stamp,
+        };
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = open.iter().find(|(id, _)| *id == file) {
             return Ok(Arc::clone(found));
         }
-        let opened = Arc::new(File::open(self.path(file))?);
+        let (opened, now) = look::open(self.path(file))?;
+        if now != *stamp {
+            return Err(look::changed());
+        }
+        let opened = Arc::new(opened);
         if open.len() >= OPEN_FILES {
             open.pop_front();
         }
@@ -205,16 +257,35 @@ impl FileSet {
         Ok(opened)
     }
 
-    /// The first file whose length or modification time is no longer what it was when it was added.
+    /// The first file that is no longer what it was when it was added.
     #[must_use]
-    pub fn changed(&self) -> Option<&Path> {
-        let is_same = |entry: &FileEntry| {
-            entry.held.is_some()
-                || std::fs::metadata(&entry.path).is_ok_and(|now| {
-                    now.len() == entry.len && now.modified().ok() == entry.modified
-                })
-        };
-        self.entries.iter().find(|entry| !is_same(entry)).map(|entry| entry.path.as_path())
+    pub fn changed(&self) -> Option<ChangedFile<'_>> {
+        let named = self.entries.iter().filter_map(|entry| match &entry.place {
+            Place::Named(stamp) => Some((entry.path.as_path(), stamp)),
+            Place::Held(_) => None,
+        });
+        let watched = self.watched.iter().map(|file| (file.path.as_path(), &file.stamp));
+        named.chain(watched).find_map(|(path, stamp)| {
+            let now = present(look::follow(path)).and_then(|meta| match meta {
+                Some(meta) => Ok(Stamp::of(&meta)? == *stamp),
+                None => Ok(false),
+            });
+            match now {
+                Ok(true) => None,
+                Ok(false) => Some(ChangedFile { path, error: None }),
+                Err(error) => Some(ChangedFile { path, error: Some(error) }),
+            }
+        })
+    }
+}
+
+impl FileEntry {
+    /// Number of bytes; 0 of a file that is held, which may grow.
+    fn len(&self) -> u64 {
+        match &self.place {
+            Place::Named(stamp) => stamp.len(),
+            Place::Held(_) => 0,
+        }
     }
 }
 

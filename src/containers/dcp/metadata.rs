@@ -12,7 +12,7 @@ use super::record::{
 };
 use super::{DcpError, EntryError};
 use crate::base::limits::{LIMITS, OverLimit};
-use crate::storage::{FileId, FileSet};
+use crate::storage::{self, FileId, FileSet};
 
 /// The file that the coordinator writes last.
 pub const METADATA: &str = ".metadata";
@@ -90,24 +90,15 @@ pub fn rank_of_metadata(name: &str) -> Option<u64> {
     is_number.then(|| digits.parse().ok()).flatten()
 }
 
-/// The metadata files of a folder: the coordinator's, or else those of all ranks in their order.
-///
-/// # Errors
-/// The folder cannot be read.
-fn metadata_files(folder: &Path) -> Result<Vec<PathBuf>, std::io::Error> {
-    let coordinators = folder.join(METADATA);
-    if coordinators.symlink_metadata().is_ok() {
-        return Ok(vec![coordinators]);
+/// The metadata files of a folder with these entries: the coordinator's, or else those of all ranks in their order.
+fn metadata_files(folder: &Path, names: &[String]) -> Vec<PathBuf> {
+    if names.iter().any(|name| name == METADATA) {
+        return vec![folder.join(METADATA)];
     }
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        let name = entry?.file_name();
-        if let Some(rank) = rank_of_metadata(&name.to_string_lossy()) {
-            found.push((rank, folder.join(name)));
-        }
-    }
+    let of_rank = |name: &String| Some((rank_of_metadata(name)?, folder.join(name)));
+    let mut found: Vec<(u64, PathBuf)> = names.iter().filter_map(of_rank).collect();
     found.sort();
-    Ok(found.into_iter().map(|(_, path)| path).collect())
+    found.into_iter().map(|(_, path)| path).collect()
 }
 
 impl Metadata {
@@ -117,7 +108,9 @@ impl Metadata {
     /// [`DcpError`] where there is none, or it is damaged.
     pub fn read(folder: &Path, files: &mut FileSet) -> Result<Self, DcpError> {
         let io_error = |path: &Path, source| DcpError::Io { path: path.to_path_buf(), source };
-        let paths = metadata_files(folder).map_err(|source| io_error(folder, source))?;
+        let names = storage::list(folder).map_err(|source| io_error(folder, source))?;
+        let names: Vec<String> = names.into_keys().collect();
+        let paths = metadata_files(folder, &names);
         let mut tops = Vec::with_capacity(paths.len());
         for path in &paths {
             let file = files.add(path).map_err(|source| io_error(path, source))?;
@@ -134,7 +127,7 @@ impl Metadata {
         if is_coordinators {
             return Ok(builder.finish(0));
         }
-        for rank in missing_ranks(folder, &paths) {
+        for rank in missing_ranks(&names) {
             let message = format!("missing __{rank}.metadata: what rank {rank} wrote is not known");
             builder.errors.push(EntryError { file: None, name: None, message });
         }
@@ -143,10 +136,8 @@ impl Metadata {
 }
 
 /// Ranks that must have written metadata and have none: one in each gap, and those that wrote data.
-fn missing_ranks(folder: &Path, metadata: &[PathBuf]) -> BTreeSet<u64> {
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let ranks: BTreeSet<u64> =
-        metadata.iter().filter_map(|path| rank_of_metadata(&name(path))).collect();
+fn missing_ranks(names: &[String]) -> BTreeSet<u64> {
+    let ranks: BTreeSet<u64> = names.iter().filter_map(|name| rank_of_metadata(name)).collect();
     let mut missing = BTreeSet::new();
     let mut expected = 0;
     for &rank in &ranks {
@@ -155,10 +146,8 @@ fn missing_ranks(folder: &Path, metadata: &[PathBuf]) -> BTreeSet<u64> {
         }
         expected = rank.saturating_add(1);
     }
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let wrote = rank_of_data(&entry.file_name().to_string_lossy());
-        missing.extend(wrote.filter(|rank| !ranks.contains(rank)));
-    }
+    let wrote = names.iter().filter_map(|name| rank_of_data(name));
+    missing.extend(wrote.filter(|rank| !ranks.contains(rank)));
     missing
 }
 

@@ -1,6 +1,7 @@
 //! One slice of a data file: what it holds, checked against what the metadata says of it.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::{Component, Path};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -100,6 +101,10 @@ pub enum SliceError {
 }
 
 impl SliceError {
+    fn file(error: &io::Error) -> Self {
+        Self::File { what: error.to_string().to_lowercase() }
+    }
+
     pub(super) fn in_file(self, place: &FileSlice) -> Self {
         let source = Box::new(self);
         Self::InFile { path: Arc::clone(&place.path), offset: place.offset, source }
@@ -123,7 +128,7 @@ impl DataFile {
         let is_inside = relative.components().all(|part| matches!(part, Component::Normal(_)));
         let file = if is_inside && !path.is_empty() {
             let added = files.add(&folder.join(relative));
-            added.map_err(|error| SliceError::File { what: error.to_string().to_lowercase() })
+            added.map_err(|error| SliceError::file(&error))
         } else {
             Err(SliceError::Outside)
         };
@@ -159,7 +164,7 @@ impl DataFile {
     ) -> Result<StoredTensor, SliceError> {
         let region = self.region(place, files)?;
         let found = in_archive(files, region, expected);
-        if !matches!(found, Err(SliceError::Torch(_))) || !is_safetensors(files, region) {
+        if !matches!(found, Err(SliceError::Torch(_))) || !is_safetensors(files, region)? {
             return found;
         }
         // The offset and length of the metadata are not those of the tensor, which is known by its name alone.
@@ -175,12 +180,14 @@ impl DataFile {
 }
 
 /// True where a safetensors file starts with the region; it may be longer.
-fn is_safetensors(files: &FileSet, region: Region) -> bool {
+fn is_safetensors(files: &FileSet, region: Region) -> Result<bool, SliceError> {
     const HEAD: u64 = 64;
     let rest = files.whole(region.file).len - region.offset;
     let mut head = vec![0; usize::try_from(rest.min(HEAD)).unwrap_or_default()];
-    files.read_exact_at(region.file, &mut head, region.offset).is_ok()
-        && Safetensors::may_start_with(&head, rest)
+    files
+        .read_exact_at(region.file, &mut head, region.offset)
+        .map_err(|error| SliceError::file(&error))?;
+    Ok(Safetensors::may_start_with(&head, rest))
 }
 
 /// The tensor that an archive of `torch.save` holds.

@@ -166,12 +166,17 @@ impl Archive {
 }
 
 /// End of the archive in its region; `None` where there is no such archive.
-pub(super) fn end(files: &FileSet, region: Region) -> Option<u64> {
-    let peek = Peek::new(files, region).ok()?;
+pub(super) fn end(files: &FileSet, region: Region) -> io::Result<Option<u64>> {
+    let peek = Peek::new(files, region)?;
     let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
     let locator = rawzip::ZipLocator::new();
-    let zip = locator.locate_in_reader(PeekReader(&peek), &mut buffer, region.len).ok()?;
-    Some(zip.end_offset())
+    match locator.locate_in_reader(PeekReader(&peek), &mut buffer, region.len) {
+        Ok(zip) => Ok(Some(zip.end_offset())),
+        Err((_, error)) => match damaged(error, region.len) {
+            ArchiveError::Io(error) => Err(error),
+            _ => Ok(None),
+        },
+    }
 }
 
 /// Reads the directory: its entries, and where it begins.

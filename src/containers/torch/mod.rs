@@ -30,6 +30,7 @@ pub use value::{Call, Value, ValueId, Values};
 
 use self::peek::Peek;
 use self::pickle::PickleError;
+use self::pickle::stream::StreamError;
 use self::rebuild::Storages;
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region, is_lfs_pointer};
@@ -137,7 +138,7 @@ impl TorchFile {
     /// [`TorchError`] where the region is not what `torch.save` writes, or is damaged.
     pub fn open(files: &FileSet, region: Region) -> Result<Self, TorchError> {
         let peek = Peek::new(files, region)?;
-        match recognise(peek.head())? {
+        match container_of(peek.head()).ok_or_else(|| refusal(peek.head()))? {
             Container::Zip => Self::open_zip(&peek),
             Container::Legacy => {
                 let (values, root, storages) = legacy::open(files, region)?;
@@ -206,43 +207,56 @@ impl TorchFile {
 /// Whether `torch.save` may have written a file that starts so.
 #[must_use]
 pub fn may_start_with(head: &[u8]) -> bool {
-    recognise(head).is_ok()
+    container_of(head).is_some()
 }
 
 /// Number of bytes behind the end of the zip archive or the pickle that begins `region`; `None` where there is neither,
 /// or nothing behind it. Readers do not mind them, but no writer leaves them.
-#[must_use]
-pub fn bytes_behind(files: &FileSet, region: Region) -> Option<u64> {
+///
+/// # Errors
+/// The file cannot be read.
+pub fn bytes_behind(files: &FileSet, region: Region) -> io::Result<Option<u64>> {
     const HEAD: usize = 64;
-    let mut head = [0; HEAD];
-    let head = head.get_mut(..usize::try_from(region.len).map_or(HEAD, |len| len.min(HEAD)))?;
-    files.read_exact_at(region.file, head, region.offset).ok()?;
-    let end = match head {
+    let len = usize::try_from(region.len.min(HEAD as u64)).map_err(io::Error::other)?;
+    let mut head = vec![0; len];
+    files.read_exact_at(region.file, &mut head, region.offset)?;
+    let end = match head[..] {
         [b'P', b'K', 3, 4, ..] => archive::end(files, region)?,
-        [0x80, 2..=5, ..] if !legacy::is_stream(head) => pickle::stream::end(files, region).ok()?,
-        _ => return None,
+        [0x80, 2..=5, ..] if !legacy::is_stream(&head) => {
+            match pickle::stream::end(files, region) {
+                Ok(end) => Some(end),
+                Err(StreamError::Io(error)) => return Err(error),
+                Err(_) => None,
+            }
+        }
+        _ => None,
     };
-    region.len.checked_sub(end).filter(|&bytes| bytes > 0)
+    Ok(end.and_then(|end| region.len.checked_sub(end)).filter(|&bytes| bytes > 0))
 }
 
-fn recognise(head: &[u8]) -> Result<Container, TorchError> {
+fn container_of(head: &[u8]) -> Option<Container> {
+    if head.starts_with(b"PK\x03\x04") {
+        Some(Container::Zip)
+    } else {
+        legacy::is_stream(head).then_some(Container::Legacy)
+    }
+}
+
+/// The reason why a file that starts so is none of torch's.
+fn refusal(head: &[u8]) -> TorchError {
     const TAR_AT: usize = 257;
     if head.is_empty() {
-        Err(TorchError::Empty)
-    } else if head.starts_with(b"PK\x03\x04") {
-        Ok(Container::Zip)
-    } else if legacy::is_stream(head) {
-        Ok(Container::Legacy)
+        TorchError::Empty
     } else if head.iter().all(|&byte| byte == 0) {
-        Err(TorchError::Zeros { len: head.len() })
+        TorchError::Zeros { len: head.len() }
     } else if is_lfs_pointer(head) {
-        Err(TorchError::LfsPointer)
+        TorchError::LfsPointer
     } else if head.get(TAR_AT..).is_some_and(|rest| rest.starts_with(b"ustar")) {
-        Err(TorchError::Tar)
+        TorchError::Tar
     } else if matches!(head, [0x80, 2..=5, ..]) {
-        Err(TorchError::PlainPickle)
+        TorchError::PlainPickle
     } else {
-        Err(TorchError::NotTorch { head: head.iter().copied().take(8).collect() })
+        TorchError::NotTorch { head: head.iter().copied().take(8).collect() }
     }
 }
 

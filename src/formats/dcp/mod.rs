@@ -73,7 +73,7 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
         let error = OpenError::MissingFiles { files: vec![missing] };
         return Ok(Some(Claim::broken(Score::File, EVIDENCE, error)));
     }
-    let steps = numbered(probe, &STEPS);
+    let steps = numbered(probe, &STEPS)?;
     Ok(steps.last().map(|(_, newest)| {
         let among = format!("{} checkpoints", steps.len());
         let notes = newest_note(probe, steps.len(), &among, newest);
@@ -162,7 +162,7 @@ impl CatalogReader {
         if self.names.is_beside_model(key)
             && !self.names.is_of_optimizer(key)
             && tensor.numel() == 1
-            && let Some(value) = scalar(&tensor, self.catalog.files())
+            && let Some(value) = self.scalar(key, &tensor)
         {
             let path = self.catalog.files().path(tensor.source().file).to_path_buf();
             self.catalog.add_state(&path, [(self.names.of_object(key).to_owned(), value)]);
@@ -175,6 +175,16 @@ impl CatalogReader {
             return;
         }
         self.catalog.add(name, tensor);
+    }
+
+    /// Reads the only element of a tensor of the run's state.
+    fn scalar(&mut self, key: &str, tensor: &LogicalTensor) -> Option<PlainValue> {
+        let files = self.catalog.files();
+        let path = files.path(tensor.source().file).to_path_buf();
+        scalar(tensor, files).unwrap_or_else(|error| {
+            self.catalog.problem(Problem::of_tensor(key, error).in_file(path));
+            None
+        })
     }
 
     /// Reads the objects that are no tensors.

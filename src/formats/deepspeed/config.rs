@@ -5,26 +5,34 @@ use std::path::Path;
 
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
+use crate::formats::error::OpenError;
+use crate::formats::probe::Probe;
+use crate::storage::{self, FileSet};
 
 /// The plain values at the top of the `.yml` files of `configs/`, beside the tag's files or in its save folder.
-pub(super) fn run_args(tag: &Path) -> BTreeMap<String, PlainValue> {
+///
+/// # Errors
+/// One of them is there and cannot be read.
+pub(super) fn run_args(
+    tag: &Path,
+    files: &mut FileSet,
+) -> Result<BTreeMap<String, PlainValue>, OpenError> {
     let mut run_args = BTreeMap::new();
     for root in [tag.parent(), Some(tag)].into_iter().flatten() {
-        let files = std::fs::read_dir(root.join("configs")).into_iter().flatten().flatten();
-        let mut files: Vec<_> = files.map(|entry| entry.path()).collect();
-        files.sort_unstable();
-        let is_yml = |path: &&std::path::PathBuf| {
-            path.extension().is_some_and(|extension| extension == "yml" || extension == "yaml")
-        };
-        for path in files.iter().filter(is_yml).take(LIMITS.config_files) {
-            let is_fitting = std::fs::metadata(path)
-                .is_ok_and(|meta| meta.is_file() && meta.len() <= LIMITS.text_file);
-            if let Some(bytes) = is_fitting.then(|| std::fs::read(path).ok()).flatten() {
-                run_args.extend(String::from_utf8_lossy(&bytes).lines().filter_map(argument));
-            }
+        let folder = root.join("configs");
+        if !storage::is_there(&folder).map_err(OpenError::io(&folder))? {
+            continue;
+        }
+        let configs = Probe::new(&folder)?;
+        let is_yml = |name: &&str| name.ends_with(".yml") || name.ends_with(".yaml");
+        for name in configs.names().filter(is_yml).take(LIMITS.config_files) {
+            let path = folder.join(name);
+            let read = files.read_small(&path, LIMITS.text_file);
+            let text = read.map_err(OpenError::io(&path))?;
+            run_args.extend(String::from_utf8_lossy(&text).lines().filter_map(argument));
         }
     }
-    run_args
+    Ok(run_args)
 }
 
 /// `"gpt-j-residual": true,` and the like; gpt-neox takes `-` and `_` for the same.

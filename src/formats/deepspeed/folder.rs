@@ -100,7 +100,7 @@ fn expert_rank(layer: Option<u64>, text: &str) -> Option<Kind> {
 
 fn is_universal(tag: &Probe) -> Result<bool, OpenError> {
     let Some(params) = tag.child(UNIVERSAL)? else { return Ok(false) };
-    for param in params.names().filter(|name| params.has_folder(name)) {
+    for param in params.folders()? {
         if params.child(param)?.is_some_and(|param| param.has("fp32.pt")) {
             return Ok(true);
         }
@@ -119,7 +119,7 @@ pub(super) fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
         return Ok(Some(Claim::here(Score::Names, FORMAT.name)));
     }
     let mut tags = Vec::new();
-    for (_, name) in numbered(probe, &[DEEPSPEED]) {
+    for (_, name) in numbered(probe, &[DEEPSPEED])? {
         if has_tag(probe, name)? {
             tags.push(name);
         }
@@ -127,7 +127,7 @@ pub(super) fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     // Others have a file `latest`, too: it counts by what it names.
     let mut is_own = !tags.is_empty();
     for tracker in TRACKERS {
-        if let Ok(Some(Ok(tag))) = tracked(probe, tracker) {
+        if let Some(Ok(tag)) = tracked(probe, tracker)? {
             is_own |= step_behind(DEEPSPEED, &tag).is_some() || has_tag(probe, &tag)?;
         }
     }
@@ -156,7 +156,7 @@ fn has_tag(probe: &Probe, name: &str) -> Result<bool, OpenError> {
 /// The folder that a tracker names; `None` where there is no tracker.
 fn follow(probe: &Probe, tracker: &str) -> Result<Option<String>, OpenError> {
     let problem = |what: String| OpenError::Tracker { path: probe.path().join(tracker), what };
-    if probe.has_folder(tracker) {
+    if probe.has_folder(tracker)? {
         return Ok(None);
     }
     let tag = match tracked(probe, tracker)? {
@@ -169,8 +169,8 @@ fn follow(probe: &Probe, tracker: &str) -> Result<Option<String>, OpenError> {
         let what = "is empty: its save was interrupted; name the tag's folder instead";
         return Err(problem(what.to_owned()));
     }
-    if !probe.has_folder(&tag) {
-        let hint = match numbered(probe, &[DEEPSPEED]).last() {
+    if !probe.has_folder(&tag)? {
+        let hint = match numbered(probe, &[DEEPSPEED])?.last() {
             Some((_, newest)) => format!("name a folder instead, e.g. {}", printable(newest)),
             None => "there is no tag here at all".to_owned(),
         };

@@ -74,7 +74,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self, OpenError> {
         let models = open_models(folder, path, files)?;
         let all = || models.values().flatten();
-        let mut run_args = config::run_args(path);
+        let mut run_args = config::run_args(path, files)?;
         run_args.extend(all().find_map(|model| model.args.clone()).unwrap_or_default());
         let run_args = RunArgs::new(run_args, &options.run_args);
 

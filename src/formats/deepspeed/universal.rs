@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use crate::catalog::Problem;
 use crate::formats::error::{MissingFile, OpenError};
 use crate::formats::files::{add, open_torch};
-use crate::formats::probe::names_in;
+use crate::formats::probe::Probe;
 use crate::storage::{FileId, FileSet};
 use crate::tensor::{LogicalTensor, StoredTensor};
 
@@ -70,17 +70,13 @@ fn sources(
     shapes: &BTreeMap<&str, &[u64]>,
     universal: &mut Universal,
 ) -> Result<Vec<StateFile>, OpenError> {
-    let mut folders: BTreeMap<String, PathBuf> = BTreeMap::new();
-    for name in names_in(root)? {
-        let path = root.join(&name);
-        if path.is_dir() {
-            folders.insert(name, path);
-        } else if name == COMMON_STATE {
-            // It belongs to the checkpoint, and no tensor comes from it.
-            add(files, &path)?;
-        }
+    let probe = Probe::new(root)?;
+    if probe.has(COMMON_STATE) {
+        // It belongs to the checkpoint, and no tensor comes from it.
+        add(files, &root.join(COMMON_STATE))?;
     }
-    let absent = shapes.keys().filter(|name| !folders.contains_key(**name));
+    let folders = probe.folders()?;
+    let absent = shapes.keys().filter(|name| folders.binary_search(name).is_err());
     let missing: Vec<MissingFile> = absent
         .map(|name| MissingFile {
             path: root.join(name).join("fp32.pt"),
@@ -92,11 +88,13 @@ fn sources(
     }
     let mut sources = Vec::new();
     let mut by_param: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
-    for (name, folder) in folders {
+    for name in folders {
+        let Some(param) = probe.child(name)? else { continue };
+        let folder = param.path().to_path_buf();
         let mut states = BTreeMap::new();
-        for file in names_in(&folder)? {
+        for file in param.names() {
             if let Some(state) = file.strip_suffix(".pt") {
-                states.insert(state.to_owned(), folder.join(&file));
+                states.insert(state.to_owned(), folder.join(file));
             }
         }
         if let Some(step) = states.remove(NOT_A_STATE) {
@@ -105,7 +103,7 @@ fn sources(
         }
         let is_master = match shapes.is_empty() {
             true => states.len() > 1,
-            false => shapes.contains_key(name.as_str()),
+            false => shapes.contains_key(name),
         };
         if !is_master && let Some(path) = states.remove("fp32") {
             // Its value is that of the model, and compared there; it has to be a file all the same.
@@ -126,7 +124,7 @@ fn sources(
         for (state, path) in states {
             let file = add(files, &path)?;
             let state = if state == "fp32" { "fp32_param".to_owned() } else { state };
-            sources.push(StateFile { param: name.as_str().into(), state, file });
+            sources.push(StateFile { param: name.into(), state, file });
         }
     }
     let missing = missing_states(&by_param);

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA};
 use crate::base::plain::PlainValue;
 use crate::formats::error::OpenError;
+use crate::storage::{self, FileSet};
 
 /// The file of each tensor of a model.
 #[derive(Debug, Deserialize)]
@@ -28,9 +29,13 @@ impl Index {
     ///
     /// # Errors
     /// It cannot be read, is none, or names files elsewhere.
-    pub(super) fn read(path: &Path) -> Result<(Self, Option<PlainValue>), OpenError> {
+    pub(super) fn read(
+        path: &Path,
+        files: &mut FileSet,
+    ) -> Result<(Self, Option<PlainValue>), OpenError> {
         let content = |what: String| OpenError::Content { path: path.to_path_buf(), what };
-        let bytes = read_file(path, LIMITS.index_bytes).map_err(OpenError::io(path))?;
+        let read = files.read_small(path, LIMITS.index_bytes);
+        let bytes = read.map_err(OpenError::io(path))?;
         let index: Self = serde_json::from_slice(&bytes)
             .map_err(|error| content(format!("no index of tensors: {error}")))?;
         if let Some(file) = index.files().find(|file| !is_inside(file)) {
@@ -108,21 +113,13 @@ fn is_inside(file: &str) -> bool {
 ///
 /// # Errors
 /// It cannot be read, or is no JSON.
-pub(super) fn read_json(path: &Path) -> io::Result<Option<PlainValue>> {
-    if path.symlink_metadata().is_err() {
+pub(super) fn read_json(path: &Path, files: &mut FileSet) -> io::Result<Option<PlainValue>> {
+    if !storage::is_there(path)? {
         return Ok(None);
     }
-    let bytes = read_file(path, LIMITS.json_bytes)?;
+    let bytes = files.read_small(path, LIMITS.json_bytes)?;
     let no_json = |error| io::Error::other(format!("no JSON: {error}"));
     Ok(Some(plain_value(serde_json::from_slice(&bytes).map_err(no_json)?)))
-}
-
-fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let meta = std::fs::metadata(path)?;
-    if !meta.is_file() || meta.len() > most {
-        return Err(io::Error::other(format!("no regular file of at most {most} bytes")));
-    }
-    std::fs::read(path)
 }
 
 /// JSON is nested at most 128 levels deep here: what is deeper, its reader refuses.

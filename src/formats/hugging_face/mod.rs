@@ -15,7 +15,7 @@ use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
 use crate::containers::safetensors::Safetensors;
 use crate::names::Name;
-use crate::storage::FileSet;
+use crate::storage::{FileSet, is_of_system};
 use crate::tensor::LogicalTensor;
 
 use super::error::OpenError;
@@ -68,7 +68,7 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     if ModelFiles::find(probe).is_some() {
         return Ok(Some(Claim::here(Score::Names, FORMAT.name)));
     }
-    let steps = numbered(probe, &[STEPS]);
+    let steps = numbered(probe, &[STEPS])?;
     Ok(steps.last().map(|(_, newest)| {
         let among = format!("{} checkpoints", steps.len());
         let notes = newest_note(probe, steps.len(), &among, newest);
@@ -81,7 +81,7 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
 fn snapshot(model: &Probe) -> Result<Option<Claim>, OpenError> {
     /// More than the number of any commit has.
     const LONGEST: usize = 256;
-    if !model.name().starts_with("models--") && !model.has_folder("refs") {
+    if !model.name().starts_with("models--") && !model.has_folder("refs")? {
         return Ok(None);
     }
     let Some(snapshots) = model.child("snapshots")? else { return Ok(None) };
@@ -95,7 +95,10 @@ fn snapshot(model: &Probe) -> Result<Option<Claim>, OpenError> {
     };
     let mut all = snapshots.names();
     let only = all.next().filter(|_| all.next().is_none());
-    let snapshot = named.filter(|name| snapshots.has_folder(name)).or(only);
+    let snapshot = match named {
+        Some(name) if snapshots.has_folder(name)? => Some(name),
+        _ => only,
+    };
     let to = |folder| Claim::below(Score::Tracker, FORMAT.name, &snapshots, folder, Vec::new());
     Ok(snapshot.map(to))
 }
@@ -121,7 +124,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     // A file on its own is what is in it and no more.
     if !is_file {
         folder.read_companions();
-        if root.probe.has_folder(SHARDED) {
+        if root.probe.has_folder(SHARDED)? {
             let note = "holds the same tensors once more in chunks, and is not read";
             folder.catalog.note(format!("{SHARDED}/ {note}"));
         }
@@ -140,9 +143,12 @@ impl Folder<'_> {
     fn read_companions(&mut self) {
         for (file, key) in COMPANIONS {
             let path = self.path.join(file);
-            match read_json(&path) {
+            match read_json(&path, self.catalog.files_mut()) {
                 Ok(value) => {
                     self.catalog.add_state(&path, value.map(|value| (key.to_owned(), value)));
+                }
+                Err(error) if is_of_system(&error) => {
+                    self.catalog.problem(Problem::of_file(path, error));
                 }
                 Err(error) => self.catalog.note(format!("{file}: {error}")),
             }
@@ -163,7 +169,7 @@ impl Folder<'_> {
         let index = match &source.index {
             Some(file) => {
                 let path = self.path.join(file);
-                let (index, metadata) = Index::read(&path)?;
+                let (index, metadata) = Index::read(&path, self.catalog.files_mut())?;
                 self.catalog.add_state(&path, metadata.map(|value| ("index".to_owned(), value)));
                 Some(index)
             }

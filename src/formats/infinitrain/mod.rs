@@ -90,7 +90,7 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
         let is_own = Content::of(probe.head()?).is_some();
         return Ok(is_own.then(|| Claim::here(Score::Declared, FILE)));
     }
-    let steps = numbered(probe, &[STEPS]);
+    let steps = numbered(probe, &[STEPS])?;
     if let Some((_, newest)) = steps.last() {
         let among = format!("{} checkpoints", steps.len());
         let notes = newest_note(probe, steps.len(), &among, newest);
@@ -114,7 +114,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     };
     let mut files = FileSet::default();
     let id = add(&mut files, &file)?;
-    match Content::of(&ranks::head(&files, id)) {
+    match Content::of(&ranks::head(&files, id).map_err(OpenError::io(&file))?) {
         Some(Content::LlmC(model)) => llmc::read(files, id, model, options),
         _ => ranks::read_single(root, &file, options),
     }

@@ -5,6 +5,7 @@
 //! one stage).
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -85,15 +86,15 @@ pub(super) fn read_single(
     // Beside a lone file may lie what belongs to another one.
     let is_folder = !root.probe.is_file();
     let states = is_folder.then(|| (String::new(), folder.to_path_buf()));
-    let mut run = Run::new(states.into_iter().collect(), root, options)?;
+    let mut files = FileSet::default();
+    let mut run = Run::new(states.into_iter().collect(), &mut files, root, options)?;
     let ParallelLayout { tp, pp, .. } = run.world;
     run.is_shard = tp * pp > 1;
     if run.is_shard {
         run.notes.push(format!("one shard of tp={tp} pp={pp}, compared as the shard that it is"));
         run.world = ParallelLayout { tp: 1, pp: 1, ep: 1, etp: 1, ..run.world };
     }
-    let mut files = FileSet::default();
-    let optimizer = is_folder.then(|| optimizer_file(folder)).flatten();
+    let optimizer = if is_folder { optimizer_file(&root.probe) } else { None };
     let rank = RankFiles::add(&mut files, String::new(), folder, file, optimizer)?;
     let rank = rank.read(&files, RankCoord::default(), options)?;
     Ok(run.into_catalog(files, vec![rank], root, options))
@@ -104,25 +105,28 @@ pub(super) fn read_all(root: &Root, options: &OpenOptions) -> Result<Catalog, Op
     let path = &root.path;
     let folders = rank_folders(&root.probe)?;
     let states = folders.values().map(|name| (name.clone(), path.join(name))).collect();
-    let mut run = Run::new(states, root, options)?;
+    let mut files = FileSet::default();
+    let mut run = Run::new(states, &mut files, root, options)?;
     if let Some(file) = model_file(&root.probe)? {
         run.notes.push(format!("{}: left out beside rank_* folders", file.display()));
     }
     let found: Vec<u64> = folders.keys().copied().collect();
     let total = run.settle_replicas(&found, options, path)?;
     let mut missing = Vec::new();
-    let mut files = FileSet::default();
     let mut present = Vec::new();
     for number in 0..total {
         let coord = run.coord(number);
         let folder = folders.get(&number).cloned().unwrap_or(format!("rank_{number:06}"));
         let probe = root.probe.child(&folder)?;
-        let file = probe.map_or(Ok(None), |probe| model_file(&probe))?;
+        let file = match &probe {
+            Some(probe) => model_file(probe)?.map(|file| (probe, file)),
+            None => None,
+        };
         let folder = path.join(folder);
         match file {
-            Some(file) => {
+            Some((probe, file)) => {
                 let label = format!("rank_{number:06}");
-                let optimizer = optimizer_file(&folder);
+                let optimizer = optimizer_file(probe);
                 let rank = RankFiles::add(&mut files, label, &folder, &file, optimizer)?;
                 present.push((coord, rank));
             }
@@ -161,9 +165,9 @@ fn rank_folders(probe: &Probe) -> Result<BTreeMap<u64, String>, OpenError> {
 }
 
 /// The optimizer's file of a rank.
-fn optimizer_file(folder: &Path) -> Option<PathBuf> {
-    let names = ["optimizer.ckpt", "optimizer.bin", "optimizer.pth"];
-    names.iter().map(|name| folder.join(name)).find(|path| path.symlink_metadata().is_ok())
+fn optimizer_file(folder: &Probe) -> Option<PathBuf> {
+    let mut names = ["optimizer.ckpt", "optimizer.bin", "optimizer.pth"].into_iter();
+    names.find(|name| folder.has(name)).map(|name| folder.path().join(name))
 }
 
 /// The files of one rank, not yet read.
@@ -204,7 +208,8 @@ fn read_native(files: &FileSet, file: FileId) -> Result<NativeFile, OpenError> {
     let path = files.path(file);
     let refuse =
         |what: &str| Err(OpenError::Content { path: path.to_path_buf(), what: what.to_owned() });
-    let kind = match Content::of(&head(files, file)) {
+    let head = head(files, file).map_err(OpenError::io(path))?;
+    let kind = match Content::of(&head) {
         Some(Content::Native(kind)) => kind,
         Some(Content::BigEndian) => {
             return refuse(
@@ -215,7 +220,7 @@ fn read_native(files: &FileSet, file: FileId) -> Result<NativeFile, OpenError> {
             return refuse("an llm.c file, where InfiniTrain's own was expected");
         }
         None if files.whole(file).len < 4 => return refuse("cut off inside its first 4 bytes"),
-        None if is_lfs_pointer(&head(files, file)) => {
+        None if is_lfs_pointer(&head) => {
             return refuse("this is a git-lfs pointer, not the file itself; run git lfs pull");
         }
         None => return refuse("does not begin with CKPT, so it is no file of InfiniTrain's"),
@@ -227,16 +232,18 @@ fn read_native(files: &FileSet, file: FileId) -> Result<NativeFile, OpenError> {
 }
 
 /// The first bytes of a file.
-pub(super) fn head(files: &FileSet, file: FileId) -> Vec<u8> {
-    let mut head = vec![0; usize::try_from(files.whole(file).len.min(64)).unwrap_or(0)];
-    let read = files.read_exact_at(file, &mut head, 0);
-    if read.is_ok() { head } else { Vec::new() }
+pub(super) fn head(files: &FileSet, file: FileId) -> io::Result<Vec<u8>> {
+    let len = usize::try_from(files.whole(file).len.min(64)).map_err(io::Error::other)?;
+    let mut head = vec![0; len];
+    files.read_exact_at(file, &mut head, 0)?;
+    Ok(head)
 }
 
 impl Run {
     /// Reads what the first of these folders says of the run; others that say something else are problems.
     fn new(
         folders: Vec<(String, PathBuf)>,
+        files: &mut FileSet,
         root: &Root,
         options: &OpenOptions,
     ) -> Result<Self, OpenError> {
@@ -245,11 +252,11 @@ impl Run {
         let mut without = Vec::new();
         let several = folders.len() > 1;
         for (label, folder) in folders {
-            match trainer_state::read(&folder) {
+            match trainer_state::read(&folder, files) {
                 Ok(Some(state)) => states.push((label, folder, state)),
                 Ok(None) => without.push(label),
-                Err(message) => {
-                    problems.push(Problem::of_file(folder.join(trainer_state::FILE), message));
+                Err(error) => {
+                    problems.push(Problem::of_file(folder.join(trainer_state::FILE), error));
                 }
             }
         }

@@ -4,10 +4,12 @@
 //! a quoted key, a colon, and a plain value up to a comma, a line's end or a brace; the first of a name counts.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
+use crate::storage::{self, FileSet};
 
 /// The name of the file.
 pub(super) const FILE: &str = "trainer_state.json";
@@ -27,18 +29,15 @@ pub(super) type TrainerState = BTreeMap<String, PlainValue>;
 ///
 /// # Errors
 /// It cannot be read, or there is nothing in it.
-pub(super) fn read(folder: &Path) -> Result<Option<TrainerState>, String> {
+pub(super) fn read(folder: &Path, files: &mut FileSet) -> io::Result<Option<TrainerState>> {
     let path = folder.join(FILE);
-    let Ok(meta) = path.symlink_metadata() else { return Ok(None) };
-    let is_link = meta.is_symlink();
-    let meta = if is_link { path.metadata().map_err(|error| error.to_string())? } else { meta };
-    if !meta.is_file() || meta.len() > LIMITS.text_file {
-        return Err(format!("is no text file of at most {} bytes", LIMITS.text_file));
+    if !storage::is_there(&path)? {
+        return Ok(None);
     }
-    let bytes = std::fs::read(&path).map_err(|error| error.to_string())?;
-    let fields = parse(&String::from_utf8_lossy(&bytes));
+    let text = files.read_small(&path, LIMITS.text_file)?;
+    let fields = parse(&String::from_utf8_lossy(&text));
     if fields.is_empty() {
-        return Err("holds no `\"name\": value`".to_owned());
+        return Err(io::Error::other("holds no `\"name\": value`"));
     }
     Ok(Some(fields))
 }

@@ -32,7 +32,7 @@ pub(in crate::formats) const FORMAT: Format = Format {
 const LINEARS: [&str; 4] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"];
 
 fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
-    if let Some(iteration) = iterations::newest(probe) {
+    if let Some(iteration) = iterations::newest(probe)? {
         return Ok(Some(iteration));
     }
     let has_linears = |metadata: &Metadata| {
@@ -41,7 +41,7 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
             key.contains(".layers.") && components.any(|component| LINEARS.contains(&component))
         })
     };
-    Ok(probe.metadata_says(has_linears).then(|| Claim::here(Score::Keys, EVIDENCE)))
+    Ok(probe.metadata_says(has_linears)?.then(|| Claim::here(Score::Keys, EVIDENCE)))
 }
 
 fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
@@ -62,7 +62,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     found.common = common;
     found.problems.extend(problems);
     found.objects.extend(left_out);
-    Ok(into_catalog(found, FORMAT.name, root, options, parse))
+    into_catalog(found, FORMAT.name, root, options, parse)
 }
 
 /// `optimizer.state.<parameter>.<state>`, else a weight.

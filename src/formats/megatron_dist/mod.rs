@@ -104,18 +104,19 @@ impl CommonState {
     }
 
     /// `common.pt`; `None` where there is no such file. Without it the tensors are the same, so a damaged one is a problem only.
-    fn of_folder(folder: &Path, files: &mut FileSet) -> Option<(Self, Vec<Problem>)> {
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    fn of_folder(
+        folder: &Path,
+        files: &mut FileSet,
+    ) -> Result<Option<(Self, Vec<Problem>)>, OpenError> {
         let path = folder.join(COMMON);
-        path.symlink_metadata().ok()?;
-        let added = files.add(&path).map_err(|error| Problem::of_file(&path, error));
-        let opened = added.and_then(|file| {
-            let opened = TorchFile::open(files, files.whole(file));
-            opened.map_err(|error| Problem::of_file(&path, error))
-        });
-        Some(match opened {
+        let added = files.add_if_there(&path).map_err(OpenError::io(&path))?;
+        Ok(added.map(|file| match TorchFile::open(files, files.whole(file)) {
             Ok(torch) => Self::read(&torch, torch.root(), &path),
-            Err(problem) => (Self::default(), vec![problem]),
-        })
+            Err(error) => (Self::default(), vec![Problem::of_file(&path, error)]),
+        }))
     }
 
     /// The sharding type of the distributed optimizer's state, where it is stored.
@@ -133,7 +134,7 @@ fn into_catalog(
     root: &Root,
     options: &OpenOptions,
     parse: impl Fn(&str) -> Key<'_>,
-) -> Catalog {
+) -> Result<Catalog, OpenError> {
     let Contents { files, tensors, objects, common, problems, notes, shards } = found;
     let run_args = RunArgs::new(common.args.clone(), &options.run_args);
     let wants_optimizer = options.wants(Section::Optimizer);
@@ -171,10 +172,10 @@ fn into_catalog(
     for prefix in model.into_iter().chain(prefixes) {
         catalog.tie_output_layer(&prefix, None, &run_args);
     }
-    if root.path.join(MODELOPT).is_dir() {
+    if root.probe.has_folder(MODELOPT)? {
         catalog.note(format!("left out {MODELOPT}, which is no part of the model"));
     }
-    catalog.finish()
+    Ok(catalog.finish())
 }
 
 /// The tensors of a checkpoint by the way in which they go into a catalog.

@@ -31,19 +31,19 @@ const BACKEND: &str = "torch_dist";
 /// Claims what `metadata.json` says is of this backend; where that is missing because a save was interrupted, what holds
 /// what the run says of itself as this backend keeps it.
 fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
-    if let Some(iteration) = iterations::newest(probe) {
+    if let Some(iteration) = iterations::newest(probe)? {
         return Ok(Some(iteration));
     }
-    let is_interrupted = || {
+    let is_interrupted = || -> Result<bool, OpenError> {
         let holds_common =
             |metadata: &Metadata| metadata.objects.keys().any(|key| key.starts_with(COMMON_OBJECT));
-        probe.has_metadata() && (probe.has(COMMON) || probe.metadata_says(holds_common))
+        Ok(probe.has_metadata() && (probe.has(COMMON) || probe.metadata_says(holds_common)?))
     };
     let is_own = match backend(probe)? {
         Some(name) => name == BACKEND,
         // A file of this name that does not say so is damaged: to be said by the reader.
         None if probe.has(METADATA) => probe.has_metadata(),
-        None => is_interrupted(),
+        None => is_interrupted()?,
     };
     Ok(is_own.then(|| Claim::here(Score::Declared, EVIDENCE)))
 }
@@ -62,7 +62,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         _ => options.wants(Section::Optimizer),
     };
     let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted);
-    let (common, problems) = match CommonState::of_folder(&root.path, &mut found.files) {
+    let (common, problems) = match CommonState::of_folder(&root.path, &mut found.files)? {
         Some(common) => common,
         None => of_object(&checkpoint, &found),
     };
@@ -73,7 +73,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             "no {METADATA}, which is written last: the save was interrupted, but all that {DCP_METADATA} lists can be read"
         ));
     }
-    Ok(into_catalog(found, FORMAT.name, root, options, parse))
+    into_catalog(found, FORMAT.name, root, options, parse)
 }
 
 /// Reads the state of the run from a list with one dict in it; nothing where there is none.

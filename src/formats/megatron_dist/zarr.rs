@@ -1,10 +1,7 @@
 //! Checkpoints of the `zarr` backend (core 0.4 to 0.15): a zarr array a tensor.
 
-use std::path::Path;
-
 use crate::catalog::{Catalog, Problem};
 use crate::containers::zarr::{self, HEADER};
-use crate::formats::probe::names_in;
 use crate::storage::FileSet;
 
 use super::{
@@ -28,7 +25,7 @@ pub(in crate::formats) const FORMAT: Format = Format {
 };
 
 fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
-    if let Some(iteration) = iterations::newest(probe) {
+    if let Some(iteration) = iterations::newest(probe)? {
         return Ok(Some(iteration));
     }
     let is_own = backend(probe)?.as_deref() == Some("zarr");
@@ -37,17 +34,33 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
 
 fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let mut files = FileSet::default();
-    let (common, mut problems) = CommonState::of_folder(&root.path, &mut files).unwrap_or_default();
+    let common = CommonState::of_folder(&root.path, &mut files)?;
+    let (common, mut problems) = common.unwrap_or_default();
     let mut tensors = Vec::new();
     let mut objects = Vec::new();
     let mut shards = 0;
-    for key in keys(&root.path)? {
-        let folder = root.path.join(&key);
-        if folder.join(HEADER).symlink_metadata().is_err() {
-            objects.extend(read_objects(&mut files, &folder, &key, &mut problems)?);
+    for key in root.probe.names().filter(|key| is_key(key)) {
+        let folder = match root.probe.child(key) {
+            Ok(Some(probe)) if probe.is_file() => {
+                if !is_companion(key) {
+                    let message = "is a file, where an array has a folder";
+                    problems.push(Problem::of_file(probe.path(), message));
+                }
+                continue;
+            }
+            Ok(Some(folder)) => folder,
+            Ok(None) => continue,
+            Err(OpenError::Io { path, source }) => {
+                problems.push(Problem::of_tensor(key, source).in_file(path));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if !folder.has(HEADER) {
+            objects.extend(read_objects(&mut files, &folder, key, &mut problems));
             continue;
         }
-        match zarr::open(&mut files, &folder, &key) {
+        match zarr::open(&mut files, folder.path(), key) {
             Ok(array) if array.missing.is_empty() => {
                 shards += array.chunks;
                 tensors.push(GlobalTensor {
@@ -58,44 +71,53 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             }
             Ok(array) => problems.extend(array.missing.into_iter().map(|path| Problem {
                 file: Some(path),
-                tensor: Some(key.clone()),
+                tensor: Some(key.to_owned()),
                 message: "the file of this chunk is missing".to_owned(),
             })),
             Err(error) => problems.push(Problem::of_tensor(key, error)),
         }
     }
     let found = Contents { files, tensors, objects, common, problems, notes: Vec::new(), shards };
-    Ok(into_catalog(found, FORMAT.name, root, options, parse))
+    into_catalog(found, FORMAT.name, root, options, parse)
 }
 
-/// The folders of tensors and objects, sorted. Those that end in `.sync` are locks with empty files in them.
-fn keys(path: &Path) -> Result<Vec<String>, OpenError> {
-    let mut keys = names_in(path)?;
-    keys.retain(|key| !key.ends_with(".sync") && key != MODELOPT && path.join(key).is_dir());
-    Ok(keys)
+/// Tells whether an entry of this name may be a tensor or an object. Those that end in `.sync` are locks with empty files
+/// in them.
+fn is_key(name: &str) -> bool {
+    !name.ends_with(".sync") && !name.starts_with('.') && name != MODELOPT
+}
+
+/// Tells whether a file of this name stands beside arrays, by its ending: no key has one.
+fn is_companion(name: &str) -> bool {
+    const ENDINGS: [&str; 9] = ["pt", "json", "jsonl", "yaml", "yml", "txt", "md", "log", "model"];
+    let ending = name.rsplit_once('.').map(|(_, ending)| ending);
+    ending.is_none_or(|ending| ENDINGS.contains(&ending))
 }
 
 /// The objects of a folder that holds no array: a torch file each. Anything else there is what is left of an array.
 fn read_objects(
     files: &mut FileSet,
-    folder: &Path,
+    folder: &Probe,
     key: &str,
     problems: &mut Vec<Problem>,
-) -> Result<Vec<String>, OpenError> {
+) -> Vec<String> {
     let mut objects = Vec::new();
-    for name in names_in(folder)? {
+    for name in folder.names() {
         match name.strip_suffix(".pt").filter(|name| name.starts_with("shard_")) {
             Some(shard) => {
                 // Known, though nothing of it is read: `check` looks for unreferenced files.
-                drop(files.add(&folder.join(&name)));
+                let path = folder.path().join(name);
+                if let Err(error) = files.add(&path) {
+                    problems.push(Problem::of_file(path, error));
+                }
                 objects.push(format!("{key}/{shard}"));
             }
             None => {
                 let message = format!("holds {name} but no {HEADER}, so it cannot be read");
-                problems.push(Problem::of_tensor(key, message).in_file(folder));
+                problems.push(Problem::of_tensor(key, message).in_file(folder.path()));
                 break;
             }
         }
     }
-    Ok(objects)
+    objects
 }

@@ -22,7 +22,6 @@ mod rank_file;
 mod rank_folders;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
@@ -58,11 +57,11 @@ pub(super) const FORMAT: Format = Format {
 
 /// Claims a save folder, an iteration by the names of its rank folders, a rank folder, and a file by the keys in it.
 fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
-    if let Some(iteration) = iterations::newest(probe) {
+    if let Some(iteration) = iterations::newest(probe)? {
         return Ok(Some(iteration));
     }
     if probe.is_file() {
-        let is_rank = probe.torch_says(is_megatron);
+        let is_rank = probe.torch_says(is_megatron)?;
         return Ok(is_rank.then(|| Claim::here(Score::Keys, FILE)));
     }
     let is_rank = |name: &str| RankName::parse(name).is_some() || is_dist_train(name);
@@ -128,7 +127,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let checkpoint = RankedCheckpoint { root, files, layout, run_args, ranks, notes };
     let mut catalog = checkpoint.into_catalog(FORMAT.name, options);
     if options.wants(Section::Optimizer) {
-        note_unread_optimizer(&root.path, &mut catalog);
+        note_unread_optimizer(&root.probe, &mut catalog)?;
     }
     Ok(catalog)
 }
@@ -148,12 +147,14 @@ fn undeclared_ranks(layout: &ParallelLayout, run_args: &RunArgs) -> Vec<String> 
 }
 
 /// Notes optimizer state that is not read: a shard for every data-parallel rank.
-fn note_unread_optimizer(path: &Path, catalog: &mut Catalog) {
-    let folders = std::fs::read_dir(path).into_iter().flatten().flatten();
-    let mut folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
-    folders.sort();
-    let first =
-        |name: &str| folders.iter().map(|folder| folder.join(name)).find(|file| file.is_file());
+fn note_unread_optimizer(probe: &Probe, catalog: &mut Catalog) -> Result<(), OpenError> {
+    let mut folders = Vec::new();
+    for name in probe.names().filter(|name| name.starts_with(FORMAT.rank_folders[0])) {
+        folders.extend(probe.child(name)?);
+    }
+    let first = |name: &str| {
+        folders.iter().find(|folder| folder.has(name)).map(|folder| folder.path().join(name))
+    };
     const WHAT: &str = "optimizer shards of data-parallel ranks are not put together";
     // Folders of their own (Megatron-LM 2022-03 to 2023-05, `megatron/checkpointing.py`): nothing else is of the optimizer.
     if let Some(file) = first("optim.pt") {
@@ -167,6 +168,7 @@ fn note_unread_optimizer(path: &Path, catalog: &mut Catalog) {
         let message = format!("{WHAT}; save it with --ckpt-format torch_dist");
         catalog.problems.push(Problem::of_file(file, message));
     }
+    Ok(())
 }
 
 /// Reads one rank's file on its own, as if it were the whole.

@@ -47,9 +47,11 @@ pub(super) fn distrib_optim_beside(
     model: FileId,
     options: &OpenOptions,
 ) -> Result<Option<FileId>, OpenError> {
+    if !options.wants(Section::Optimizer) {
+        return Ok(None);
+    }
     let path = files.path(model).with_file_name(DISTRIB_OPTIM);
-    let is_there = options.wants(Section::Optimizer) && path.symlink_metadata().is_ok();
-    is_there.then(|| add(files, &path)).transpose()
+    files.add_if_there(&path).map_err(OpenError::io(&path))
 }
 
 /// The folders that hold a model file, in the order of their ranks. One without is an optimizer's and no shard.

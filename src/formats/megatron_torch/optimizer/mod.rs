@@ -26,6 +26,7 @@ mod params;
 mod state_dict;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::base::plain::PlainValue;
@@ -120,8 +121,18 @@ impl RankOptimizer {
 
     /// Keeps the steps of all parameters as plain values: torch counts those of each in a tensor.
     fn set_steps(&mut self, files: &FileSet, counters: &[StoredTensor]) {
-        let steps: BTreeSet<u64> =
-            counters.iter().map_while(|tensor| counter(files, tensor)).collect();
+        let mut steps = BTreeSet::new();
+        for tensor in counters {
+            match counter(files, tensor) {
+                Ok(Some(step)) => drop(steps.insert(step)),
+                Ok(None) => break,
+                Err(error) => {
+                    let path = files.path(tensor.storage().file);
+                    self.problems.push(Problem::of_file(path, error));
+                    break;
+                }
+            }
+        }
         if !steps.is_empty() {
             let steps = steps.into_iter().filter_map(|step| i64::try_from(step).ok());
             let steps = PlainValue::List(steps.map(PlainValue::Int).collect());
@@ -157,12 +168,13 @@ impl RankOptimizer {
 }
 
 /// A counter that is a tensor: torch counts the steps of each parameter in one.
-fn counter(files: &FileSet, tensor: &StoredTensor) -> Option<u64> {
-    match scalar(&LogicalTensor::from_stored(tensor, "step"), files)? {
+fn counter(files: &FileSet, tensor: &StoredTensor) -> io::Result<Option<u64>> {
+    let count = scalar(&LogicalTensor::from_stored(tensor, "step"), files)?;
+    Ok(count.and_then(|count| match count {
         // Counters are whole; what is none is no counter.
         PlainValue::Float(steps) if steps >= 0.0 && steps.fract() == 0.0 && steps < 9e15 => {
             format!("{steps:.0}").parse().ok()
         }
         count => count.as_u64(),
-    }
+    }))
 }
