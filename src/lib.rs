@@ -120,6 +120,6 @@ pub use catalog::{Catalog, Section};
 pub use formats::{OpenError, OpenOptions, open};
 pub use judge::verdict::{Soundness, Verdict};
 pub use pairing::Selection;
-pub use pipeline::{ChangedError, CompareOptions, check, compare};
+pub use pipeline::{ChangedError, CheckOptions, CompareOptions, check, compare};
 pub use report::check::CheckReport;
 pub use report::{Report, Style};

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::base::side::Side;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Problem};
 use crate::compare as compared;
 use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
-use crate::compare::{bytes_to_compare, bytes_to_self_check, self_check};
+use crate::compare::{ContentSums, bytes_to_compare, bytes_to_self_check, self_check};
 use crate::dialects;
 use crate::formats;
 use crate::judge::verdict;
@@ -38,6 +38,21 @@ impl Default for CompareOptions {
             allow_diverged: false,
             shows_progress: false,
         }
+    }
+}
+
+/// The way in which a checkpoint is held against itself.
+pub struct CheckOptions {
+    /// The content sums that its files keep are verified, those of elements included.
+    pub verifies_sums: bool,
+    /// A progress bar on standard error, where that is a terminal.
+    pub shows_progress: bool,
+}
+
+impl Default for CheckOptions {
+    /// All sums, no progress bar.
+    fn default() -> Self {
+        Self { verifies_sums: true, shows_progress: false }
     }
 }
 
@@ -122,7 +137,8 @@ pub fn compare(
     })
 }
 
-/// Holds a checkpoint against itself: its replicas and tied weights, NaN and Inf, missing and unreferenced files.
+/// Holds a checkpoint against itself: its replicas and tied weights, NaN and Inf, content sums, missing and unreferenced
+/// files.
 ///
 /// # Errors
 /// A file changed while it was read, so that nothing can be said.
@@ -130,30 +146,56 @@ pub fn compare(
 /// # Examples
 ///
 /// ```
-/// use ckptcmp::{OpenOptions, Soundness};
+/// use ckptcmp::{CheckOptions, OpenOptions, Soundness};
 ///
 /// let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/layouts/gpt-small/tp2");
-/// let report = ckptcmp::check(ckptcmp::open(path, &OpenOptions::default())?, false)?;
+/// let catalog = ckptcmp::open(path, &OpenOptions::default())?;
+/// let report = ckptcmp::check(catalog, &CheckOptions::default())?;
 /// assert_eq!(report.soundness, Soundness::Sound);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn check(mut catalog: Catalog, shows_progress: bool) -> Result<CheckReport, ChangedError> {
+pub fn check(mut catalog: Catalog, options: &CheckOptions) -> Result<CheckReport, ChangedError> {
+    let CheckOptions { verifies_sums, shows_progress } = *options;
+    let sums = verifies_sums.then(|| ContentSums::of(&catalog.files));
     let leftovers = formats::leftovers(&mut catalog);
     let tensors = catalog.tensors.iter().map(|(name, entry)| (name, &entry.tensor));
     let tensors: Vec<_> = tensors.collect();
     let checks = progress::with_progress(bytes_to_self_check(&tensors), shows_progress, |done| {
-        self_check(&tensors, &catalog.files, done)
+        self_check(&tensors, &catalog.files, sums.as_ref(), done)
     });
     let copies = tensors.iter().map(|(_, tensor)| tensor.replicas().len()).sum();
+    let verified_sums = sums.as_ref().map(ContentSums::len);
+    if let Some(sums) = sums {
+        verify_sums(sums, &mut catalog, shows_progress);
+    }
     check_unchanged(&catalog, None, "check")?;
     Ok(CheckReport {
         soundness: verdict::of_check(&checks, leftovers.len(), catalog.problems.len()),
         tensors: checks,
         copies,
+        verified_sums,
         tied: std::mem::take(&mut catalog.tied),
         leftovers,
         checkpoint: catalog.into(),
     })
+}
+
+/// Takes the sums of what no tensor reads too, and makes a problem of each that is wrong.
+fn verify_sums(sums: ContentSums, catalog: &mut Catalog, shows_progress: bool) {
+    let wrong = progress::with_progress(sums.bytes_left(), shows_progress, |done| {
+        sums.finish(&catalog.files, done)
+    });
+    for wrong in wrong {
+        let problem = match wrong {
+            Ok(wrong) => {
+                let tensors = catalog.tensors_in(wrong.summed.region);
+                let path = catalog.files.path(wrong.summed.region.file);
+                Problem::wrong_sum(path, &wrong.summed, wrong.found, &tensors)
+            }
+            Err(error) => Problem::of_file(error.file, error.message),
+        };
+        catalog.problems.push(problem);
+    }
 }
 
 fn check_unchanged(

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use crate::base::plain::PlainValue;
 use crate::names::{Name, Naming};
-use crate::storage::FileSet;
+use crate::storage::{FileSet, Region};
 use crate::tensor::{LogicalTensor, Merge};
 
 pub use self::builder::CatalogBuilder;
@@ -135,6 +135,13 @@ impl Catalog {
     #[must_use]
     pub fn count(&self, section: Section) -> usize {
         self.tensors.keys().filter(|name| Section::of(name.as_str()) == section).count()
+    }
+
+    /// The names of the tensors that have bytes in a part of a file.
+    #[must_use]
+    pub fn tensors_in(&self, part: Region) -> Vec<&Name> {
+        let inside = |entry: &Entry| entry.tensor.regions().any(|region| region.meets(part));
+        self.tensors.iter().filter(|(_, entry)| inside(entry)).map(|(name, _)| name).collect()
     }
 
     /// Adds a tensor after proving that its pieces tile its shape; one that they do not is a problem instead.

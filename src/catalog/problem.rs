@@ -3,7 +3,8 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use crate::names::printable;
+use crate::names::{Name, printable};
+use crate::storage::Summed;
 
 /// Something that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +46,25 @@ impl Problem {
     #[must_use]
     pub fn bytes_behind(file: &Path, bytes: u64) -> Self {
         Self::of_file(file, format!("{bytes} bytes behind the end of what was saved"))
+    }
+
+    /// A part of a file that has another sum than its archive says, and the tensors in it.
+    #[must_use]
+    pub fn wrong_sum(file: &Path, part: &Summed, found: u32, tensors: &[&Name]) -> Self {
+        let Summed { region, crc, name } = part;
+        let holds = match tensors {
+            [] => String::new(),
+            [only] => format!(" (it holds {only})"),
+            [first, others @ ..] => format!(" (it holds {first} and {} more)", others.len()),
+        };
+        Self::of_file(
+            file,
+            format!(
+                "zip entry {name:?} at byte {} has the CRC-32 {found:08x}, and its archive says {crc:08x}: \
+                 it is damaged; copy or save the file again{holds}",
+                region.offset
+            ),
+        )
     }
 }
 

@@ -26,6 +26,9 @@ pub struct CheckArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+    /// Do not verify the CRC-32 that torch files keep of their tensors
+    #[arg(long)]
+    pub no_crc: bool,
     /// Options for reading the checkpoint
     #[command(flatten)]
     pub input: InputArgs,

@@ -56,7 +56,10 @@ impl CopyReader<'_> {
             let len = (span(&dims) * self.element.size) as u64;
             let region = Region { file: part.file, offset: part.offset, len };
             match maps.bytes(region) {
-                Some(bytes) => scatter(&dims, bytes, &mut out[at..], self.element.size),
+                Some(bytes) => {
+                    self.files.add_to_sums(region, bytes);
+                    scatter(&dims, bytes, &mut out[at..], self.element.size);
+                }
                 None => {
                     result = self.piece(&part).read(&dims, part.offset, &mut out[at..], lines);
                 }

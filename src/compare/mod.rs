@@ -9,7 +9,7 @@
 //! any layout of either side. Memory: threads x a few blocks, or threads x `BAND_BYTES` where a side is stored with its
 //! rows across the file; besides, pages of the files that are looked at, which the system may take back.
 //!
-//! Each file uses only those before it: `strided` and `side_files`, `gather` (one copy), `copies` (all of a tensor),
+//! Each file uses only those before it: `sums` and `side_files`, `strided`, `gather` (one copy), `copies` (all of a tensor),
 //! `side_reader` (one side), `pass` (units, threads, folding), then the two tasks.
 
 mod copies;
@@ -20,6 +20,7 @@ mod self_check;
 mod side_files;
 mod side_reader;
 mod strided;
+mod sums;
 #[cfg(test)]
 mod tests;
 
@@ -43,6 +44,7 @@ use side_reader::{SideReader, unflattened};
 pub use self_check::{TensorCheck, bytes_to_self_check, self_check};
 pub use side_files::ReadError;
 pub use side_reader::ReplicaDifference;
+pub use sums::{ContentSums, WrongSum};
 
 /// The comparison of one pair.
 #[derive(Debug)]
@@ -99,7 +101,8 @@ pub fn compare(
     done: &AtomicU64,
 ) -> Vec<TensorComparison> {
     let unit_bytes = unit_bytes(bytes_to_compare(pairs) / 2);
-    let reader = |side, tensor| SideReader::merging(SideFiles { side, files: files[side] }, tensor);
+    let side_files = |side| SideFiles { side, files: files[side], sums: None };
+    let reader = |side, tensor| SideReader::merging(side_files(side), tensor);
     let passes = pairs.iter().map(|Pair { sides: [a, b], .. }| {
         TensorPass::new([reader(Side::A, a), reader(Side::B, b)], unit_bytes)
     });

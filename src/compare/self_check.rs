@@ -13,6 +13,7 @@ use crate::tensor::LogicalTensor;
 use super::pass::{self, PassTotals, TensorPass, bytes, unit_bytes};
 use super::side_files::{ReadError, SideFiles};
 use super::side_reader::{ReplicaDifference, SideReader, unflattened};
+use super::sums::ContentSums;
 
 /// The self-check of one tensor.
 #[derive(Debug)]
@@ -32,14 +33,16 @@ pub struct TensorCheck {
 }
 
 /// Holds tensors against themselves, read once: the further copies against the first one, and the elements of that for
-/// those that are not finite. `done` counts the bytes, those of [`bytes_to_self_check`].
+/// those that are not finite; `sums` takes the sums of all that is read for it. `done` counts the bytes, those of
+/// [`bytes_to_self_check`].
 #[must_use]
 pub fn self_check(
     tensors: &[(&Name, &LogicalTensor)],
     files: &FileSet,
+    sums: Option<&ContentSums>,
     done: &AtomicU64,
 ) -> Vec<TensorCheck> {
-    let files = SideFiles { side: Side::A, files };
+    let files = SideFiles { side: Side::A, files, sums };
     let unit_bytes = unit_bytes(bytes_to_self_check(tensors));
     let pass = |tensor| TensorPass::new([SideReader::unmerged(files, tensor)], unit_bytes);
     let passes: Vec<TensorPass<'_, 1>> = tensors.iter().map(|(_, tensor)| pass(tensor)).collect();

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use crate::base::side::Side;
 use crate::storage::{FileId, FileSet, Map, Region};
 
+use super::sums::ContentSums;
+
 /// A file that cannot be read.
 #[derive(Debug)]
 pub struct ReadError {
@@ -22,6 +24,8 @@ pub struct ReadError {
 pub(super) struct SideFiles<'a> {
     pub side: Side,
     pub files: &'a FileSet,
+    /// The sums to take of what is read, if any.
+    pub sums: Option<&'a ContentSums>,
 }
 
 impl SideFiles<'_> {
@@ -33,7 +37,16 @@ impl SideFiles<'_> {
         offset: u64,
     ) -> Result<(), ReadError> {
         let read = self.files.read_exact_at(file, buffer, offset);
-        read.map_err(|error| self.error(file, &error))
+        read.map_err(|error| self.error(file, &error))?;
+        self.add_to_sums(Region { file, offset, len: buffer.len() as u64 }, buffer);
+        Ok(())
+    }
+
+    /// Takes the sums of bytes that were read or looked at.
+    pub(super) fn add_to_sums(self, region: Region, bytes: &[u8]) {
+        if let Some(sums) = self.sums {
+            sums.add(region, bytes);
+        }
     }
 
     fn error(self, file: FileId, error: &io::Error) -> ReadError {

@@ -66,7 +66,7 @@ impl<'a> SideReader<'a> {
         &self,
         differing: &BTreeSet<usize>,
     ) -> Result<Vec<ReplicaDifference>, ReadError> {
-        let SideFiles { side, files } = self.copies.files;
+        let SideFiles { side, files, .. } = self.copies.files;
         let tensor = self.tensor();
         let replicas = self.copies.replicas().zip(tensor.replicas()).enumerate();
         let replicas = replicas.filter(|(number, _)| differing.contains(number));
@@ -233,8 +233,10 @@ impl<'a> UnitReader<'a> {
         is_merged.clear();
         self.part = part.clone();
         let run = if has_replicas { None } else { first.run_of(part) };
-        self.mapped = run.filter(|run| self.maps.bytes(*run).is_some());
-        if self.mapped.is_some() {
+        self.mapped = None;
+        if let Some((run, bytes)) = run.and_then(|run| Some((run, self.maps.bytes(run)?))) {
+            side.copies.files.add_to_sums(run, bytes);
+            self.mapped = Some(run);
             return Ok(());
         }
         let read = side.whole_rows(part);

@@ -47,7 +47,7 @@ fn disk(bytes: Vec<u8>) -> Disk {
 
 impl Disk {
     fn copy<'a>(&'a self, shape: &'a [u64], pieces: &'a [Piece], dtype: Dtype) -> CopyReader<'a> {
-        let files = SideFiles { side: Side::B, files: &self.files };
+        let files = SideFiles { side: Side::B, files: &self.files, sums: None };
         CopyReader { files, shape, pieces, element: Element::of(dtype) }
     }
 

@@ -24,6 +24,8 @@ pub struct CheckReport {
     pub tensors: Vec<TensorCheck>,
     /// Further copies of parts of tensors, all of which were read.
     pub copies: usize,
+    /// Content sums of entries that were verified, those on opening left out; none where they were not to be.
+    pub verified_sums: Option<usize>,
     /// Parameters that share the values of another one.
     pub tied: BTreeMap<Name, Tied>,
     /// Unreferenced files and bytes.
@@ -94,6 +96,9 @@ fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> io::
     let mut screen = Screen { style, rows: ROWS, out };
     screen.checkpoint(&report.checkpoint)?;
     writeln!(screen.out, "\n{}", totals(report))?;
+    if let Some(sums @ 1..) = report.verified_sums {
+        writeln!(screen.out, "verified {}", counted(sums, "content sum"))?;
+    }
     let diverged: Vec<String> = report.diverged().flat_map(diverged_lines).collect();
     let title = format!("copies that disagree: {}", counted(report.diverged().count(), "tensor"));
     screen.list(&title, &diverged, String::clone)?;
@@ -218,6 +223,7 @@ fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
         "verdict": report.soundness.name(),
         "tensors": report.tensors.len(),
         "copies": report.copies,
+        "verified_sums": report.verified_sums,
         "notes": notes,
         "problems": problems.collect::<Vec<_>>(),
         "replicas": report.diverged().map(copies).collect::<Map<_, _>>(),

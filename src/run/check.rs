@@ -8,7 +8,7 @@ use crate::base::side::Side;
 use crate::catalog::Section;
 use crate::cli::CheckArgs;
 use crate::formats;
-use crate::pipeline;
+use crate::pipeline::{self, CheckOptions};
 use crate::report::check::CheckReport;
 use crate::report::{Style, problems};
 
@@ -31,5 +31,6 @@ pub(super) fn run(args: &CheckArgs, style: Style) -> Result<u8> {
 
 fn checked(args: &CheckArgs) -> Result<CheckReport> {
     let catalog = formats::open(&args.path, &args.input.options(Side::A, &Section::ALL))?;
-    Ok(pipeline::check(catalog, !args.quiet)?)
+    let options = CheckOptions { verifies_sums: !args.no_crc, shows_progress: !args.quiet };
+    Ok(pipeline::check(catalog, &options)?)
 }

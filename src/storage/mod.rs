@@ -10,6 +10,7 @@ mod map;
 #[path = "no_map.rs"]
 mod map;
 mod stamp;
+mod sums;
 
 use crate::base::limits::OverLimit;
 use stamp::Stamp;
@@ -25,6 +26,7 @@ pub use look::{
     read_small,
 };
 pub use map::Map;
+pub use sums::Summed;
 
 /// One file of a [`FileSet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +49,13 @@ impl Region {
     pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
         let end = offset.checked_add(len)?;
         (end <= self.len).then(|| Self { file: self.file, offset: self.offset + offset, len })
+    }
+
+    /// Tells whether two regions have a byte in common.
+    #[must_use]
+    pub fn meets(&self, other: Self) -> bool {
+        let ends = [*self, other].map(|region| region.offset.saturating_add(region.len));
+        self.file == other.file && self.offset.max(other.offset) < ends[0].min(ends[1])
     }
 }
 
@@ -71,6 +80,7 @@ pub struct FileSet {
     entries: Vec<FileEntry>,
     open: Mutex<VecDeque<(FileId, Arc<File>)>>,
     maps: MapPolicy,
+    promised: sums::Promised,
     rank_folders: Vec<&'static str>,
     /// Files that were read before, and count as long as they stay what they were.
     watched: Vec<WatchedFile>,

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::base::dtype::Dtype;
 use crate::base::extent::{Extent, numel};
 use crate::base::limits::{LIMITS, OverLimit};
-use crate::storage::FileId;
+use crate::storage::{FileId, Region};
 
 use super::stored::too_large;
 use super::tiling;
@@ -554,6 +554,12 @@ impl LogicalTensor {
     #[must_use]
     pub fn replicas(&self) -> &[Replica] {
         &self.replicas
+    }
+
+    /// The bytes of each piece and of those of its copies, from the first element to the last.
+    pub fn regions(&self) -> impl Iterator<Item = Region> {
+        let copies = self.replicas.iter().flat_map(|replica| &replica.pieces);
+        self.pieces.iter().chain(copies).map(|piece| piece.region(self.dtype.size()))
     }
 
     /// The way the copies make its value.

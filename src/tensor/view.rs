@@ -1,7 +1,7 @@
 //! View algebra on pieces: every operation moves boxes and strides, never bytes.
 
 use crate::base::extent::Extent;
-use crate::storage::FileId;
+use crate::storage::{FileId, Region};
 
 use super::{ByteOrder, StoredTensor};
 
@@ -47,6 +47,14 @@ impl Piece {
             .map(|((new, old), stride)| (new - old) * stride)
             .sum();
         Some(Self { offset: self.offset + skipped * element, extent: shared, ..self.clone() })
+    }
+
+    /// Its bytes, from those of the first element to those of the last; `element` is the size of one in bytes.
+    pub(super) fn region(&self, element: u64) -> Region {
+        let dims = self.extent.sizes.iter().zip(&self.strides);
+        let last: u64 = dims.map(|(size, stride)| size.saturating_sub(1) * stride).sum();
+        let len = if self.extent.numel() == 0 { 0 } else { (last + 1) * element };
+        Region { file: self.file, offset: self.offset, len }
     }
 
     /// Cuts dimension `dim` to `start..start + len` and counts it from `start` on.

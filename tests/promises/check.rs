@@ -15,6 +15,14 @@ fn screen(path: &Path) -> Run {
     Run::of(ckptcmp().arg("check").arg(path))
 }
 
+/// The report on values that somebody changed and whose sums nobody made anew, for an exit code.
+#[track_caller]
+fn report_without_sums(path: &Path, code: i32) -> Value {
+    let run = Run::of(ckptcmp().args(["check", "--json", "--no-crc"]).arg(path));
+    assert_eq!(run.code, code, "{}: {run:?}", path.display());
+    run.json()
+}
+
 /// The report, for an exit code.
 #[track_caller]
 fn report(path: &Path, code: i32) -> Value {
@@ -72,7 +80,7 @@ fn a_tied_output_layer_that_has_drifted_is_a_copy_that_disagrees() {
     let places = places(&copied.path(), embedding, &[2, 1]);
     assert_eq!(places.len(), 2, "the embedding and its copy on the last stage");
     places[1].flip();
-    let report = report(&copied.path(), 1);
+    let report = report_without_sums(&copied.path(), 1);
     assert_eq!(names(&report["replicas"]), [embedding]);
     assert_eq!(report["replicas"][embedding][0]["copy"], "mp_rank_00_001");
     assert_eq!(report["tied"], json!({ "output_layer.weight": embedding }));
@@ -83,7 +91,7 @@ fn norms_that_drifted_and_biases_that_are_parts_of_a_sum_are_told_apart() {
     let copied = Copied::of(&fixture("deepspeed/neox/tp2pp2"));
     let flip_second = |name: &str| places(&copied.path(), name, &[1])[1].flip();
     flip_second("layers.0.input_layernorm.weight");
-    let found = report(&copied.path(), 1);
+    let found = report_without_sums(&copied.path(), 1);
     assert_eq!(names(&found["replicas"]), ["layers.0.input_layernorm.weight"]);
     let copy = &found["replicas"]["layers.0.input_layernorm.weight"][0];
     assert_eq!((&copy["policy"], &copy["differing"]), (&json!("mean"), &json!(1)));
@@ -148,4 +156,67 @@ fn the_report_is_the_same_for_any_number_of_threads_and_quiet_says_nothing() {
     assert_eq!(threads("1"), threads("5"));
     let quiet = Run::of(ckptcmp().args(["check", "--quiet"]).arg(&path));
     assert_eq!((quiet.code, quiet.stdout.as_str(), quiet.stderr.as_str()), (1, "", ""));
+}
+
+/// Changes one bit of a file.
+fn flip_bit(file: &Path, at: usize, bit: usize) {
+    let mut bytes = fs::read(file).unwrap();
+    bytes[at] ^= 1 << bit;
+    fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn an_element_that_no_longer_has_its_sum_is_named_with_file_entry_place_and_tensor() {
+    for (checkpoint, tensor) in [
+        ("layouts/gpt/tp2", "decoder.layers.0.mlp.linear_fc1.weight"),
+        ("torch_dist/gpt-small/tp2pp2", "decoder.layers.0.mlp.linear_fc1.weight"),
+        ("hf/bin-sharded", "model.layers.1.mlp.down_proj.weight"),
+        ("dcp/sharded", "embed.weight"),
+    ] {
+        let copied = Copied::of(&fixture(checkpoint));
+        let place = places(&copied.path(), tensor, &[1, 1])[0].clone();
+        place.flip();
+        let run = Run::of(ckptcmp().arg("check").arg(copied.path()));
+        let name = place.file.file_name().unwrap().to_string_lossy().into_owned();
+        run.refuses(&[&name, "/data/", " at byte ", "CRC-32", "damaged", tensor]);
+        assert_eq!(run.stderr.lines().count(), 1, "{run:?}");
+        assert!(run.stdout.contains("trouble: 1 part could not be read"), "{run:?}");
+        // Nothing but the sum tells.
+        assert_eq!(report_without_sums(&copied.path(), 0)["verified_sums"], Value::Null);
+    }
+}
+
+#[test]
+fn entries_that_hold_no_elements_have_their_sums_verified_on_opening() {
+    let intact = layout("gpt/tp2");
+    let copied = Copied::of(&intact);
+    let rank = copied.iteration().join("mp_rank_01").join("model_optim_rng.pt");
+    let bytes = fs::read(&rank).unwrap();
+    let find = |text: &str| {
+        bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap()
+    };
+    // Behind the header of 30 bytes that ends in two lengths, and behind its name, lies padding.
+    let version = find("/version") + "/version".len();
+    let header = bytes[..version].windows(4).rposition(|four| four == b"PK\x03\x04").unwrap();
+    let padding = usize::from(u16::from_le_bytes([bytes[header + 28], bytes[header + 29]]));
+    // The name of an argument that is not used to read; and the archive's version.
+    for (at, entry) in [(find("hidden_size") + 2, "data.pkl"), (version + padding, "version")] {
+        flip_bit(&rank, at, 0);
+        let compare = common::compare(&intact, &copied.path());
+        let check = Run::of(ckptcmp().args(["check", "--no-crc"]).arg(copied.path()));
+        for run in [compare, check] {
+            run.refuses(&["mp_rank_01", entry, "CRC-32"]);
+        }
+        fs::write(&rank, &bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_was_written_without_sums_is_not_called_damaged() {
+    // Of the same values, whose optimizer belongs to no weights.
+    let [none, summed] = ["no_crc.pt", "protocol2.pt"]
+        .map(|name| report(&fixture(&format!("torch-file/{name}")), 2));
+    assert_eq!(none["problems"].as_array().unwrap().len(), 1, "{none}");
+    assert_eq!((&none["tensors"], &none["verified_sums"]), (&summed["tensors"], &json!(0)));
+    assert!(summed["verified_sums"].as_u64() > Some(10), "{summed}");
 }

@@ -10,6 +10,7 @@ use std::io;
 use rawzip::{CompressionMethod, ReaderAt, ZipArchive, ZipFileHeaderRecord};
 use thiserror::Error;
 
+use super::end_record;
 use super::peek::{EDGE, Peek};
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::storage::{FileSet, Region};
@@ -21,6 +22,8 @@ pub struct ZipEntry {
     pub name: String,
     /// Its bytes.
     pub region: Region,
+    /// Their CRC-32; none where the writer left all sums out.
+    pub crc: Option<u32>,
 }
 
 /// The records of an archive, in the order of its directory.
@@ -92,7 +95,7 @@ pub enum ArchiveError {
         name: String,
     },
     /// The header before the data does not belong to the directory's entry.
-    #[error("zip entry {name:?}: no header of that name at byte {at}")]
+    #[error("zip entry {name:?}: no whole header of that name at byte {at}")]
     LocalHeader {
         /// The name in the directory.
         name: String,
@@ -121,14 +124,31 @@ pub enum ArchiveError {
         /// Bytes of the original.
         original: u64,
     },
+    /// An entry whose bytes are not those that were written.
+    #[error(
+        "zip entry {name:?} at byte {at} has the CRC-32 {found:08x}, and its archive says {crc:08x}: \
+         it is damaged; copy or save the file again"
+    )]
+    Sum {
+        /// The entry.
+        name: String,
+        /// Offset of its first byte.
+        at: u64,
+        /// The sum that the archive says.
+        crc: u32,
+        /// The sum that it has.
+        found: u32,
+    },
 }
 
 /// An entry of the directory whose local header is still to be read.
 struct Listed {
     name: String,
     raw_name: Vec<u8>,
+    flags: u16,
     header: u64,
     len: u64,
+    crc: u32,
 }
 
 impl Archive {
@@ -198,6 +218,7 @@ fn list(peek: &Peek<'_>) -> Result<(Vec<Listed>, u64), ArchiveError> {
     if found != announced {
         return Err(ArchiveError::EntryCount { announced, found });
     }
+    end_record::check(peek, zip.directory_offset(), zip.eocd_offset())?;
     Ok((listed, zip.directory_offset()))
 }
 
@@ -236,12 +257,15 @@ fn list_entry(record: &ZipFileHeaderRecord<'_>) -> Result<Listed, ArchiveError> 
     if stored != original {
         return Err(ArchiveError::Sizes { name, stored, original });
     }
-    Ok(Listed { name, raw_name, header: record.local_header_offset(), len: stored })
+    let (header, crc) = (record.local_header_offset(), record.crc32());
+    Ok(Listed { name, raw_name, flags: flags.bits(), header, len: stored, crc })
 }
 
-/// Fixed part of a local header, and the little of it that matters here (APPNOTE.TXT 6.3.10, section 4.3.7).
+/// Fixed part of a local header, and what of it says no more than the directory (APPNOTE.TXT 6.3.10, section 4.3.7).
 const LOCAL_HEADER: usize = 30;
 const LOCAL_SIGNATURE: &[u8] = b"PK\x03\x04";
+const FLAGS_AT: usize = 6;
+const METHOD_AT: usize = 8;
 const NAME_LEN_AT: usize = 26;
 const EXTRA_LEN_AT: usize = 28;
 
@@ -274,11 +298,18 @@ fn locate(
         }
         regions[index] = peek.region.part(start, entry.len).ok_or_else(overlap)?;
     }
-    Ok(listed
-        .into_iter()
-        .zip(regions)
-        .map(|(entry, region)| ZipEntry { name: entry.name, region })
-        .collect())
+    let has_sums = has_sums(&listed);
+    let located = listed.into_iter().zip(regions).map(|(Listed { name, crc, .. }, region)| {
+        ZipEntry { name, region, crc: has_sums.then_some(crc) }
+    });
+    Ok(located.collect())
+}
+
+/// Tells whether a writer took sums of what it wrote. `torch.serialization.set_crc32_options(False)` makes torch (2.6 to
+/// 2.15, `PyTorchStreamWriter` in `caffe2/serialize/inline_container.cc`) write 0 for every entry, which is the
+/// sum of an empty one.
+fn has_sums(listed: &[Listed]) -> bool {
+    listed.iter().any(|entry| entry.len > 0 && entry.crc != 0)
 }
 
 /// Offset of the data of an entry, if its local header is that entry's.
@@ -290,9 +321,25 @@ fn data_start(window: &mut ReadAhead<'_>, entry: &Listed) -> Result<Option<u64>,
     let number = |at: usize| u64::from(u16::from_le_bytes([fixed[at], fixed[at + 1]]));
     let is_same = fixed.starts_with(LOCAL_SIGNATURE)
         && number(NAME_LEN_AT) == entry.raw_name.len() as u64
-        && name == entry.raw_name;
+        && name == entry.raw_name
+        && number(FLAGS_AT) == u64::from(entry.flags)
+        && number(METHOD_AT) == u64::from(CompressionMethod::STORE.as_u16());
+    let extra_len = number(EXTRA_LEN_AT);
     let before_extra = entry.header.checked_add(header.len() as u64);
-    Ok(before_extra.filter(|_| is_same).and_then(|offset| offset.checked_add(number(EXTRA_LEN_AT))))
+    let Some(extra_at) = before_extra.filter(|_| is_same) else { return Ok(None) };
+    let extra = window.get(extra_at, usize::try_from(extra_len).unwrap_or(usize::MAX))?;
+    Ok(extra.filter(|extra| is_whole(extra)).and_then(|_| extra_at.checked_add(extra_len)))
+}
+
+/// Tells whether an extra field is a row of blocks, each with a number and its length.
+fn is_whole(mut extra: &[u8]) -> bool {
+    while let [_, _, low, high, rest @ ..] = extra {
+        match rest.get(usize::from(u16::from_le_bytes([*low, *high]))..) {
+            Some(rest) => extra = rest,
+            None => return false,
+        }
+    }
+    extra.is_empty()
 }
 
 /// A read-ahead of one page, so that runs of small records cost one read and large ones little more than their header.
@@ -424,8 +471,8 @@ mod tests {
         bytes[second + 20..][..8].fill(0xf0);
         assert!(matches!(open(&bytes), Err(ArchiveError::Overlap { at: 42, .. })));
         // The extra field of the local header moves the data.
-        let (mut bytes, _) = sample();
-        bytes[28] = 1;
+        let mut bytes = zip(&[("a/data.pkl", b"N.\0\0"), ("a/data/0", b"12345678")]);
+        bytes[28] = 4;
         assert!(matches!(open(&bytes), Err(ArchiveError::Overlap { at: 0, .. })));
         // Two records of one header.
         let (mut bytes, directory) = sample();
@@ -456,5 +503,37 @@ mod tests {
         let (bytes, _) = sample();
         let cut = &bytes[..bytes.len() - 30];
         assert!(matches!(open(cut), Err(ArchiveError::NoDirectory { .. })));
+    }
+
+    #[test]
+    fn rejects_headers_and_end_records_that_say_something_else() {
+        let refused = |at: usize, bit: u8| {
+            let (mut bytes, _) = sample();
+            let at = if at < 30 { at } else { bytes.len() - 22 + at - 30 };
+            bytes[at] ^= bit;
+            open(&bytes).unwrap_err()
+        };
+        // Flags, method and length of the extra field of the first entry.
+        for at in [6, 8, 28] {
+            assert!(matches!(refused(at, 8), ArchiveError::LocalHeader { at: 0, .. }), "{at}");
+        }
+        // Disks, entries on this disk, size of the directory.
+        for at in [4, 6, 8, 12] {
+            assert!(matches!(refused(30 + at, 8), ArchiveError::Damaged { .. }), "{at}");
+        }
+    }
+
+    #[test]
+    fn rejects_any_changed_bit_of_the_zip64_records() {
+        let whole = TestFile::fixture("protocol2.pt").bytes();
+        assert!(open(&whole).is_ok());
+        let records = whole.len() - 22 - 20 - 56;
+        assert_eq!(whole[records..][..4], *b"PK\x06\x06");
+        // The versions that wrote it and that it takes to read it are anybody's.
+        for at in (records..whole.len() - 22).filter(|at| !(12..16).contains(&(at - records))) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            assert!(open(&bytes).is_err(), "{}", at - records);
+        }
     }
 }

@@ -8,10 +8,12 @@
 
 mod access;
 mod archive;
+mod end_record;
 mod legacy;
 mod peek;
 pub mod pickle;
 mod rebuild;
+mod sums;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -151,9 +153,10 @@ impl TorchFile {
         let archive = Archive::read(peek)?;
         let data_pkl = find_pickle(&archive)?;
         let folder = data_pkl.name.strip_suffix(DATA_PKL).unwrap_or_default();
+        let storage_folder = format!("{folder}data/");
+        sums::verify_small(peek, &archive, data_pkl, &storage_folder)?;
         let byte_order = byte_order(peek, &archive, folder)?;
         let pickle = read_pickle(peek, data_pkl)?;
-        let storage_folder = format!("{folder}data/");
         let by_key: HashMap<String, Region> = archive
             .entries()
             .iter()
@@ -284,6 +287,7 @@ fn read_pickle(peek: &Peek<'_>, entry: &ZipEntry) -> Result<pickle::Pickle, Torc
     };
     let mut bytes = vec![0; fitting];
     peek.read_part(&mut bytes, entry.region)?;
+    sums::verify(entry, &bytes)?;
     pickle::read(&bytes).map_err(|source| TorchError::Pickle { name: entry.name.clone(), source })
 }
 

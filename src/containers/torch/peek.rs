@@ -30,6 +30,11 @@ impl<'a> Peek<'a> {
         Ok(Self { files, region, head, tail })
     }
 
+    /// The files that it is one of.
+    pub(super) fn files(&self) -> &FileSet {
+        self.files
+    }
+
     /// The first bytes of the region.
     pub(super) fn head(&self) -> &[u8] {
         &self.head[..self.head.len().min(EDGE)]
