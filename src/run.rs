@@ -3,8 +3,11 @@
 mod check;
 mod inspect;
 mod result;
+#[cfg(unix)]
+mod signals;
+mod whole_file;
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result};
@@ -21,7 +24,7 @@ use crate::pairing::Selection;
 use crate::pipeline::{self, CompareOptions};
 use crate::report::{Report, Style, problems};
 
-use self::result::Destination;
+use self::result::{Destination, check_stdout};
 
 /// Runs a command and returns its exit code.
 ///
@@ -47,7 +50,10 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
         shows_progress: !args.quiet,
     };
     let destination = Destination::of(&args.output, args.force)?;
-    let report = thread_pool(args.threads)?.install(|| compared(args, &options))?;
+    if !args.quiet && destination != Destination::Stdout {
+        check_stdout()?;
+    }
+    let report = thread_pool(args.threads)?.install(|| compared(args, &options, &destination))?;
     problems::write_of_comparison(&report, !args.include.is_empty() || !args.exclude.is_empty());
     let is_read = |outcome: &Outcome| !matches!(outcome, Outcome::Unreadable(_));
     if report.tensors.iter().any(|tensor| is_read(&tensor.outcome)) {
@@ -58,7 +64,7 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
     unless_closed(match (args.quiet, destination == Destination::Stdout) {
         (true, _) => Ok(()),
         (false, true) => report.write_screen(Style::PLAIN, &mut io::stderr().lock()),
-        (false, false) => report.write_screen(style, &mut io::stdout().lock()),
+        (false, false) => on_screen(|out| report.write_screen(style, out)),
     })?;
     Ok(match report.verdict {
         Verdict::Different if args.exit_zero => 0,
@@ -66,9 +72,15 @@ fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
     })
 }
 
-fn compared(args: &CompareArgs, options: &CompareOptions) -> Result<Report> {
+fn compared(
+    args: &CompareArgs,
+    options: &CompareOptions,
+    destination: &Destination,
+) -> Result<Report> {
     let (a, b) = rayon::join(|| open(Side::A, args), || open(Side::B, args));
-    Ok(pipeline::compare(a?, b?, options)?)
+    let (a, b) = (a?, b?);
+    destination.spare([&a, &b])?;
+    Ok(pipeline::compare(a, b, options)?)
 }
 
 /// Opens one side; every line of an error names it.
@@ -102,13 +114,22 @@ fn glob_set(globs: &[Glob]) -> Result<GlobSet> {
     Ok(set.build()?)
 }
 
-/// The threads that a command asks for.
+/// The threads that a command asks for, but no more than are of use: several to a core while they wait for a file system.
 fn thread_pool(threads: Option<NonZeroUsize>) -> Result<rayon::ThreadPool> {
+    const TO_A_CORE: usize = 8;
+    const ALWAYS: usize = 64;
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(threads) = threads {
-        pool = pool.num_threads(threads.get());
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        pool = pool.num_threads(threads.get().min(ALWAYS.max(TO_A_CORE * cores)));
     }
     pool.build().context("cannot start threads")
+}
+
+/// Writes what a person reads to standard output.
+fn on_screen(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    unless_closed(write(&mut out).and_then(|()| out.flush()))
 }
 
 /// Forgives a reader that has seen enough: that is no reason to complain, nor to change the verdict.

@@ -30,7 +30,7 @@ const MODULES: &[(&str, &str)] = &[
     ("report", "base tensor names layout catalog pairing kernel compare judge"),
     ("pipeline", "base catalog formats dialects pairing compare judge report"),
     ("cli", "base tensor layout catalog formats compare report"),
-    ("run", "base catalog formats pairing compare judge report pipeline cli"),
+    ("run", "base storage catalog formats pairing compare judge report pipeline cli"),
 ];
 
 /// Rooms whose modules stand in the table one by one, as they may not name each other freely.

@@ -1,7 +1,5 @@
 //! `check`: open, hold against itself, report.
 
-use std::io::{self, Write};
-
 use anyhow::Result;
 
 use crate::base::side::Side;
@@ -12,20 +10,20 @@ use crate::pipeline::{self, CheckOptions};
 use crate::report::check::CheckReport;
 use crate::report::{Style, problems};
 
-use super::{thread_pool, unless_closed};
+use super::result::{check_stdout, to_stdout};
+use super::{on_screen, thread_pool};
 
 pub(super) fn run(args: &CheckArgs, style: Style) -> Result<u8> {
+    if !args.quiet || args.json {
+        check_stdout()?;
+    }
     let report = thread_pool(args.threads)?.install(|| checked(args))?;
     problems::write_of_check(&report);
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    unless_closed(
-        match (args.json, args.quiet) {
-            (true, _) => report.write_json(&mut out),
-            (false, true) => Ok(()),
-            (false, false) => report.write_screen(style, &mut out),
-        }
-        .and_then(|()| out.flush()),
-    )?;
+    match (args.json, args.quiet) {
+        (true, _) => to_stdout(|out| report.write_json(out))?,
+        (false, true) => {}
+        (false, false) => on_screen(|out| report.write_screen(style, out))?,
+    }
     Ok(report.soundness.exit_code())
 }
 

@@ -140,6 +140,8 @@ struct MappedRange {
 
 #[derive(Debug)]
 struct MapSlot {
+    /// Counts the maps that it was filled in for, so that a reader of the other two knows them to be of one map.
+    generation: AtomicUsize,
     /// 0 while the slot is free, 1 while it is being filled in.
     start: AtomicUsize,
     end: AtomicUsize,
@@ -149,11 +151,24 @@ struct MapSlot {
 /// As many maps as there may be at a time; beyond that, files are read.
 static SLOTS: [MapSlot; 1024] = [const {
     MapSlot {
+        generation: AtomicUsize::new(0),
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         is_lost: AtomicBool::new(false),
     }
 }; 1024];
+
+impl MapSlot {
+    /// Start and end of the map that the slot is of; `None` while there is none, or another one takes its place.
+    fn range(&self) -> Option<(usize, usize)> {
+        let generation = self.generation.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Acquire);
+        let end = self.end.load(Ordering::Acquire);
+        // Who has seen the end of a later map sees here that it is one.
+        let is_one = self.generation.load(Ordering::Relaxed) == generation;
+        (start > 1 && is_one).then_some((start, end))
+    }
+}
 
 impl MappedRange {
     fn take(file: &File, offset: u64, len: usize) -> Option<Self> {
@@ -179,8 +194,9 @@ impl MappedRange {
             slot.start.store(0, Ordering::Release);
             return None;
         }
+        slot.generation.fetch_add(1, Ordering::Release);
         slot.is_lost.store(false, Ordering::Relaxed);
-        slot.end.store(address as usize + len, Ordering::Relaxed);
+        slot.end.store(address as usize + len, Ordering::Release);
         slot.start.store(address as usize, Ordering::Release);
         Some(Self { slot })
     }
@@ -226,10 +242,12 @@ extern "C" fn on_bus_error(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void)
     // SAFETY: the kernel hands over a valid structure, and an address in it for this signal; errno is the thread's own.
     let (address, errno) = unsafe { ((*info).si_addr() as usize, libc::__errno_location()) };
     for slot in &SLOTS {
-        let (start, end) = (slot.start.load(Ordering::Acquire), slot.end.load(Ordering::Relaxed));
-        if start > 1 && (start..end).contains(&address) {
+        if let Some((start, end)) = slot.range()
+            && (start..end).contains(&address)
+        {
             let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: these addresses are ours (`MappedRange`), which stays so; and errno is put back.
+            // SAFETY: these addresses are those of one map (`MapSlot::range`), which is not taken away meanwhile: the thread that
+            // was stopped here is looking at it. And errno is put back.
             let replaced = unsafe {
                 let before = *errno;
                 let all =

@@ -10,6 +10,7 @@ mod map;
 #[path = "no_map.rs"]
 mod map;
 mod stamp;
+mod standard;
 mod sums;
 
 use crate::base::limits::OverLimit;
@@ -26,6 +27,7 @@ pub use look::{
     read_small,
 };
 pub use map::Map;
+pub use standard::is_stdout_closed;
 pub use sums::Summed;
 
 /// One file of a [`FileSet`].
@@ -161,6 +163,16 @@ impl FileSet {
         }
     }
 
+    /// Tells whether the file of a path is one of the set, under whatever name.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub fn holds(&self, path: &Path) -> io::Result<bool> {
+        let Some(meta) = present(look::follow(path))? else { return Ok(false) };
+        let stamp = Stamp::of(&meta)?;
+        Ok(self.stamps().any(|(_, own)| own.is_of_same_file(&stamp)))
+    }
+
     /// Adds files that were read elsewhere to those that must not change.
     pub fn watch(&mut self, files: impl IntoIterator<Item = WatchedFile>) {
         self.watched.extend(files);
@@ -267,15 +279,19 @@ impl FileSet {
         Ok(opened)
     }
 
-    /// The first file that is no longer what it was when it was added.
-    #[must_use]
-    pub fn changed(&self) -> Option<ChangedFile<'_>> {
+    /// All files that have a name, as they were.
+    fn stamps(&self) -> impl Iterator<Item = (&Path, &Stamp)> {
         let named = self.entries.iter().filter_map(|entry| match &entry.place {
             Place::Named(stamp) => Some((entry.path.as_path(), stamp)),
             Place::Held(_) => None,
         });
-        let watched = self.watched.iter().map(|file| (file.path.as_path(), &file.stamp));
-        named.chain(watched).find_map(|(path, stamp)| {
+        named.chain(self.watched.iter().map(|file| (file.path.as_path(), &file.stamp)))
+    }
+
+    /// The first file that is no longer what it was when it was added.
+    #[must_use]
+    pub fn changed(&self) -> Option<ChangedFile<'_>> {
+        self.stamps().find_map(|(path, stamp)| {
             let now = present(look::follow(path)).and_then(|meta| match meta {
                 Some(meta) => Ok(Stamp::of(&meta)? == *stamp),
                 None => Ok(false),

@@ -38,6 +38,14 @@ impl Stamp {
         Ok(Self { len: meta.len(), times: [meta.modified()?, meta.created()?] })
     }
 
+    /// Tells whether both are of one file, whatever its names; not known of every system.
+    pub(super) fn is_of_same_file(&self, other: &Self) -> bool {
+        #[cfg(unix)]
+        return self.inode == other.inode;
+        #[cfg(not(unix))]
+        return self == other;
+    }
+
     /// Number of bytes.
     pub(super) fn len(&self) -> u64 {
         self.len

@@ -23,3 +23,4 @@ mod output;
 mod refusals;
 mod result_file;
 mod roots;
+mod unreadable;

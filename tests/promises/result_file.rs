@@ -4,7 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::common::{Run, assert_all_equal, ckptcmp, compare, layout, names, read_json, screen};
+use crate::common::{
+    Copied, Run, assert_all_equal, ckptcmp, compare, layout, names, read_json, screen,
+};
 use tempfile::TempDir;
 
 fn small() -> PathBuf {
@@ -148,4 +150,90 @@ fn a_pipe_is_written_into_without_force_and_stays_a_pipe() {
         assert_eq!(result, compare(&small(), &small()).json());
     }
     assert_eq!(entries(&folder), ["pipe"]);
+}
+
+#[test]
+fn a_file_of_the_input_is_not_overwritten_even_by_force() {
+    let copied = Copied::of(&layout("gpt-small/tp2"));
+    let folder = TempDir::new().unwrap();
+    let file = copied.path().join("iter_0000005/mp_rank_01/model_optim_rng.pt");
+    let before = fs::read(&file).unwrap();
+    let hard = folder.path().join("hard");
+    fs::hard_link(&file, &hard).unwrap();
+    let unread = copied.path().join("iter_0000005/mp_rank_01/notes.bin");
+    fs::write(&unread, "mine").unwrap();
+    let mut outputs = vec![
+        file.clone(),
+        hard,
+        unread.clone(),
+        copied.path().join("latest_checkpointed_iteration.txt"),
+    ];
+    #[cfg(unix)]
+    {
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        outputs.push(link);
+    }
+    for output in outputs {
+        for sides in [[copied.path(), small()], [small(), copied.path()]] {
+            let mut command = ckptcmp();
+            command.arg("compare").args(sides).arg("--force").arg("-o").arg(&output);
+            Run::of(&mut command).refuses(&["which is not overwritten"]);
+        }
+    }
+    assert!(fs::read(&file).unwrap() == before);
+    assert_eq!(fs::read(&unread).unwrap(), b"mine");
+    // A former result in the folder of a checkpoint is replaced as everywhere.
+    let result = copied.path().join("ckpt_similarity.json");
+    for _ in 0..2 {
+        let mut command = ckptcmp();
+        command.arg("compare").args([copied.path(), small()]).arg("--force").arg("-o").arg(&result);
+        assert_eq!(Run::of(&mut command).code, 0);
+    }
+}
+
+/// A command of the shell that runs the binary as `"$0" ...`.
+#[cfg(target_os = "linux")]
+fn shell(text: &str, folder: &TempDir) -> Run {
+    let mut shell = Command::new("sh");
+    shell.current_dir(folder.path()).arg("-c").arg(text).arg(env!("CARGO_BIN_EXE_ckptcmp"));
+    Run::of(shell.arg(small()))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_result_that_standard_output_does_not_take_is_trouble() {
+    let folder = TempDir::new().unwrap();
+    for command in [
+        r#""$0" compare "$1" "$1" -o - >&-"#,
+        r#""$0" compare "$1" "$1" >&-"#,
+        r#""$0" check "$1" --json >&-"#,
+        r#""$0" inspect "$1" >&-"#,
+    ] {
+        shell(command, &folder).refuses(&["standard output is closed"]);
+    }
+    for command in [
+        r#""$0" compare "$1" "$1" -o - >/dev/full"#,
+        r#""$0" check "$1" --json >/dev/full"#,
+        r#""$0" inspect "$1" --json >/dev/full"#,
+        r#""$0" compare "$1" "$1" -o /dev/full"#,
+    ] {
+        shell(command, &folder).refuses(&["cannot be written: No space left on device"]);
+    }
+    let run = shell(r#"("$0" inspect "$1" --json; echo $? >code) | true; cat code"#, &folder);
+    assert_eq!(run.stdout, "2\n");
+    // Who has seen enough of what people read is no trouble, and what is not written cannot get lost.
+    let run = shell(r#"("$0" inspect "$1"; echo $? >code) | true; cat code"#, &folder);
+    assert_eq!(run.stdout, "0\n");
+    assert_eq!(shell(r#""$0" compare "$1" "$1" --quiet -o result.json >&-"#, &folder).code, 0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn more_threads_than_are_of_use_are_not_started() {
+    let folder = TempDir::new().unwrap();
+    // As many bytes of addresses would not suffice for the stacks of 100,000 threads.
+    let text = r#"ulimit -v 4000000; "$0" compare "$1" "$1" --quiet --threads 100000"#;
+    let run = shell(text, &folder);
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
 }

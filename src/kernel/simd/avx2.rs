@@ -27,7 +27,7 @@ const AT_ONCE: usize = 8;
 const PARTS: usize = 2;
 type Vector = __m256d;
 
-loops!("avx2,fma,f16c,popcnt");
+with_avx2!(loops);
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -163,7 +163,7 @@ const LOW: i64 = 0x8040_2010_0804_0201_u64.cast_signed();
 /// And for `2^8` to `2^14` the upper ones.
 const HIGH: i64 = 0x0040_2010_0804_0201;
 
-integer_loops!("avx2,fma,f16c,popcnt");
+with_avx2!(integer_loops);
 
 #[inline]
 #[target_feature(enable = "avx2")]

@@ -28,7 +28,7 @@ const AT_ONCE: usize = 16;
 const PARTS: usize = 2;
 type Vector = __m512d;
 
-loops!("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,popcnt");
+with_avx512!(loops);
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -158,7 +158,7 @@ const STRETCH: usize = 64 * 2 * WORDS;
 type Words = __m512i;
 type Ints = __m512i;
 
-integer_loops!("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,popcnt");
+with_avx512!(integer_loops);
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]

@@ -29,9 +29,9 @@ use crate::kernel::lanes::Chunk;
 
 /// See the module.
 macro_rules! loops {
-    ($features:literal) => {
+    ($($feature:tt)+) => {
         /// See [`Isa::pairs`](super::Isa::pairs).
-        #[target_feature(enable = $features)]
+        #[target_feature($(enable = $feature),+)]
         pub(super) fn pairs<const A: Form, const B: Form>(
             a: &[u8],
             b: &[u8],
@@ -83,7 +83,7 @@ macro_rules! loops {
         }
 
         /// See [`Isa::squares`](super::Isa::squares).
-        #[target_feature(enable = $features)]
+        #[target_feature($(enable = $feature),+)]
         pub(super) fn squares<const A: Form>(a: &[u8], lanes: &mut Lanes) -> f64 {
             let mut largest = zero();
             for a in a.chunks(CHUNK * width(A)) {
@@ -107,19 +107,19 @@ macro_rules! loops {
         }
 
         /// See [`Isa::decoded_pairs`](super::Isa::decoded_pairs).
-        #[target_feature(enable = $features)]
+        #[target_feature($(enable = $feature),+)]
         pub(super) fn decoded_pairs(a: &Chunk, b: &Chunk, totals: &mut Totals) -> Found {
             pairs::<FLOAT64, FLOAT64>(bytes_of(a), bytes_of(b), totals)
         }
 
         /// See [`Isa::products`](super::Isa::products).
-        #[target_feature(enable = $features)]
+        #[target_feature($(enable = $feature),+)]
         pub(super) fn products(x: &Chunk, y: &Chunk, lanes: &mut Lanes) {
             lanes.add_products::<false>(x, y);
         }
 
         #[inline]
-        #[target_feature(enable = $features)]
+        #[target_feature($(enable = $feature),+)]
         fn largest_of(vector: Vector) -> f64 {
             let mut vectors = [zero(); PARTS];
             vectors[0] = vector;

@@ -144,9 +144,9 @@ impl<'a> Aside<'a> {
 
 /// See the module.
 macro_rules! integer_loops {
-    ($features:literal) => {
+    ($($feature:tt)+) => {
         /// See [`Isa::exact_pairs`](super::Isa::exact_pairs).
-        #[target_feature(enable = $features)]
+        #[target_feature($(enable = $feature),+)]
         pub(super) fn exact_pairs(a: &[u8], b: &[u8], buckets: &mut Buckets) -> Option<Found> {
             let mut found = Found::default();
             let mut aside = Aside::new(buckets);
@@ -201,7 +201,7 @@ macro_rules! integer_loops {
         }
 
         /// See [`Isa::exact_squares`](super::Isa::exact_squares).
-        #[target_feature(enable = $features)]
+        #[target_feature($(enable = $feature),+)]
         pub(super) fn exact_squares(a: &[u8], buckets: &mut Buckets) -> bool {
             let mut aside = Aside::new(buckets);
             let mut known_window = None;

@@ -12,6 +12,30 @@
     reason = "one of the two rooms for it: vector loads, and calls after detection"
 )]
 
+/// Hands the features of AVX-512 to a macro: those that its functions enable are those that the machine is asked for.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_avx512 {
+    ($then:ident) => {
+        $then! { "avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512vnni" "avx2" "fma" "f16c" "popcnt" }
+    };
+}
+
+/// The same for AVX2.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_avx2 {
+    ($then:ident) => {
+        $then! { "avx2" "fma" "f16c" "popcnt" }
+    };
+}
+
+/// The same for NEON.
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+macro_rules! with_neon {
+    ($then:ident) => {
+        $then! { "neon" }
+    };
+}
+
 #[macro_use]
 mod body;
 #[macro_use]
@@ -57,25 +81,22 @@ const SETS: &[Set] = &[
 
 impl Set {
     fn is_available(self) -> bool {
-        // The macros cache what they find.
+        // The standard library caches what it finds.
+        #[cfg(target_arch = "x86_64")]
+        macro_rules! are_detected {
+            ($($feature:tt)+) => { return $(is_x86_feature_detected!($feature))&&+ };
+        }
+        #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+        macro_rules! are_detected {
+            ($($feature:tt)+) => { return $(std::arch::is_aarch64_feature_detected!($feature))&&+ };
+        }
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
+            Self::Avx512 => with_avx512!(are_detected),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-                    && is_x86_feature_detected!("popcnt")
-            }
+            Self::Avx2 => with_avx2!(are_detected),
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-            Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            Self::Neon => with_neon!(are_detected),
             Self::Scalar => true,
         }
     }

@@ -24,7 +24,7 @@ const AT_ONCE: usize = 8;
 const PARTS: usize = 4;
 type Vector = float64x2_t;
 
-loops!("neon");
+with_neon!(loops);
 
 #[inline]
 #[target_feature(enable = "neon")]
@@ -146,7 +146,7 @@ const STRETCH: usize = 128 * 2 * WORDS;
 type Words = uint16x8_t;
 type Ints = [int32x4_t; 2];
 
-integer_loops!("neon");
+with_neon!(integer_loops);
 
 #[inline]
 #[target_feature(enable = "neon")]
