@@ -216,7 +216,10 @@ impl Choice {
         }
     }
 
-    /// The only one of the folders in which checkpoints are usually kept that holds one.
+    /// The only one of the folders in which checkpoints are usually kept that holds one, be it a broken one.
+    ///
+    /// # Errors
+    /// One of them cannot be looked at.
     fn usual_folder(self, probe: &Probe, longest: usize) -> Result<Option<Rc<Probe>>, OpenError> {
         let mut names: Vec<&str> =
             self.formats.iter().flat_map(|format| format.usual_folders).copied().collect();
@@ -229,9 +232,10 @@ impl Choice {
             }
             let Some(child) = probe.child(name)? else { continue };
             match self.follow(Root::new(Rc::clone(&child)), longest) {
-                Ok(Ok(_)) | Err(OpenError::Ambiguous { .. }) => found.push(child),
                 Err(error) if storage::is_of_system(&error) => return Err(error),
-                Ok(Err(_)) | Err(_) => {}
+                // Whoever goes to a broken one is told what is wrong with it.
+                Ok(Ok(_)) | Err(_) => found.push(child),
+                Ok(Err(_)) => {}
             }
         }
         let first = found.pop();
@@ -261,7 +265,8 @@ impl Choice {
                     unread.get_or_insert(error);
                     continue;
                 }
-                Ok(Some(Err(_)) | None) | Err(_) => continue,
+                Ok(Some(Err(_)) | None) => continue,
+                Err(_) => "broken".to_owned(),
             };
             found.push(format!("{} ({format})", printable(name)));
         }

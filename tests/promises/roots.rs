@@ -82,6 +82,15 @@ fn a_role_of_reinforcement_learning_is_taken_where_it_is_the_only_one() {
 }
 
 #[test]
+fn a_broken_role_does_not_lead_to_the_other_one() {
+    let saved = with(&[("actor", &torch_dist()), ("critic", &fixture("dcp/single"))]);
+    fs::write(saved.path().join("actor").join(TRACKER), "7").unwrap();
+    screen(saved.path()).refuses(&["no checkpoint here, but below: actor (broken), critic (dcp)"]);
+    fs::remove_dir_all(saved.path().join("critic")).unwrap();
+    screen(saved.path()).refuses(&["actor", TRACKER, "7"]);
+}
+
+#[test]
 fn weights_of_two_kinds_beside_each_other_are_named() {
     let actor = with(&[("dist_ckpt", &torch_dist()), ("huggingface", &fixture("hf/single"))]);
     let words = "below: dist_ckpt (megatron-torch_dist), huggingface (hf); name one of them";
