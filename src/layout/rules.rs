@@ -102,6 +102,8 @@ static RULES: &[(&str, Sharding)] = &[
     ("indexer.{linear_wq_b,linear_wk,linear_weights_proj,k_norm}.{weight,bias}", Replicated),
     ("dsa_indexer.{wq_b,wk,weights_proj,k_norm}.{weight,bias}", Replicated),
     ("{self_attention,mlp}_hyper_connection.{mapping_proj.weight,alpha_pre,alpha_post,alpha_res,bias}", Replicated),
+    // one linear in the place of an attention or an MLP (`core/transformer/heterogeneous/linear_replacements.py`)
+    ("{self_attention,mlp}.{weight,bias}",                  Split(0)),
     // dense MLP, shared experts, experts
     ("linear_fc1.{weight,bias}",                            Gated),
     ("linear_fc2.weight",                                   Split(1)),
@@ -265,6 +267,14 @@ mod tests {
         let rules = Rules::new(&[]);
         assert_eq!(rules.find("decoder.layers.0.mlp.my_linear_fc2.weight"), None);
         assert_eq!(rules.find("decoder.layers.0.mlp.mystery.weight"), None);
+    }
+
+    #[test]
+    fn one_linear_for_a_whole_module_is_split_by_its_rows() {
+        let rules = Rules::new(&[]);
+        for name in ["self_attention.weight", "mlp.weight", "mlp.bias"] {
+            assert_eq!(rules.find(&format!("decoder.layers.0.{name}")), Some(&Split(0)), "{name}");
+        }
     }
 
     #[test]

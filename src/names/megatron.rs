@@ -58,6 +58,9 @@ static REWRITES: &[(&str, &str, When)] = &[
     ("self_attention.in_proj.layer_norm_{weight,bias}",              "input_layernorm.{weight,bias}",               When::Always),
     ("cross_attention.linear_q.layer_norm_{weight,bias}",            "pre_cross_attn_layernorm.{weight,bias}",      When::Always),
     ("mlp.linear_fc1.layer_norm_{weight,bias}",       "pre_mlp_layernorm.{weight,bias}",          When::Always),
+    // ... or inside the one linear that stands for a whole attention or MLP (`heterogeneous_layer_specs.py`)
+    ("self_attention.layer_norm_{weight,bias}",       "input_layernorm.{weight,bias}",            When::Always),
+    ("mlp.layer_norm_{weight,bias}",                  "pre_mlp_layernorm.{weight,bias}",          When::Always),
     ("mixer.in_proj.layer_norm_{weight,bias}",        "norm.{weight,bias}",                       When::Always),
     ("mixer.conv1d_{weight,bias}",                    "mixer.conv1d.{weight,bias}",               When::Always),
     ("self_attention.conv1d_{weight,bias}",           "self_attention.conv1d.{weight,bias}",      When::Always),
@@ -380,6 +383,14 @@ mod tests {
                 (
                     "decoder.layers.2.self_attention.linear_kv_up_proj.layer_norm_weight",
                     "decoder.layers.2.self_attention.kv_layernorm.weight",
+                ),
+                (
+                    "decoder.layers.2.self_attention.layer_norm_weight",
+                    "decoder.layers.2.input_layernorm.weight",
+                ),
+                (
+                    "decoder.layers.2.mlp.layer_norm_weight",
+                    "decoder.layers.2.pre_mlp_layernorm.weight",
                 ),
                 (
                     "decoder.layers.2.mixer.in_proj.layer_norm_weight",
