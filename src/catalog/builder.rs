@@ -23,6 +23,8 @@ pub struct CatalogBuilder<'a> {
     is_shard: bool,
     /// Names that no sharding rule knows.
     without_rule: BTreeSet<Name>,
+    /// Some names have a sharding rule.
+    has_rules: bool,
 }
 
 impl<'a> CatalogBuilder<'a> {
@@ -31,7 +33,7 @@ impl<'a> CatalogBuilder<'a> {
     pub fn new(origin: Origin, files: FileSet) -> Self {
         let catalog = Catalog::new(Origin::default(), files);
         let without_rule = BTreeSet::new();
-        Self { origin, catalog, rules: &[], is_shard: false, without_rule }
+        Self { origin, catalog, rules: &[], is_shard: false, without_rule, has_rules: false }
     }
 
     /// Remarks on those of these rules that no name ends with.
@@ -91,8 +93,11 @@ impl<'a> CatalogBuilder<'a> {
     pub fn add_merged(&mut self, merged: impl IntoIterator<Item = (Name, Merged)>) {
         for (name, Merged { tensor, is_vocab, has_no_rule }) in merged {
             // States of the optimizer are cut as their weights are, which say it.
-            if has_no_rule && Section::of(name.as_str()) == Section::Model {
-                self.without_rule.insert(name.clone());
+            if Section::of(name.as_str()) == Section::Model {
+                self.has_rules |= !has_no_rule;
+                if has_no_rule {
+                    self.without_rule.insert(name.clone());
+                }
             }
             self.insert(name, tensor, is_vocab);
         }
@@ -198,7 +203,8 @@ impl<'a> CatalogBuilder<'a> {
     /// The catalog, with remarks on names without a rule and on rules without a name.
     #[must_use]
     pub fn finish(mut self) -> Catalog {
-        if let Some(first) = self.without_rule.first() {
+        // Names of the user's own modules, none of which a table could know, are no finding.
+        if let Some(first) = self.without_rule.first().filter(|_| self.has_rules) {
             self.note(format!(
                 "no sharding rule for {} names, taken whole from their only shard: {first}, ...",
                 self.without_rule.len()
