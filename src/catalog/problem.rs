@@ -17,6 +17,9 @@ pub struct Problem {
     pub message: String,
 }
 
+/// Tensors that are named before the others are counted.
+const SHOWN: usize = 3;
+
 /// A sentence, or an error with its causes.
 type Cause<'a> = Box<dyn Error + 'a>;
 
@@ -40,6 +43,17 @@ impl Problem {
     #[must_use]
     pub fn in_file(self, file: impl Into<PathBuf>) -> Self {
         Self { file: Some(file.into()), ..self }
+    }
+
+    /// A file that is not there or cannot be read, with the tensors that it takes with it.
+    #[must_use]
+    pub fn lost_file(file: &Path, error: &str, tensors: &[impl AsRef<str>]) -> Self {
+        let first: Vec<&str> = tensors.iter().take(SHOWN).map(AsRef::as_ref).collect();
+        let (first, count) = (first.join(", "), tensors.len());
+        let rest = if count > SHOWN { ", ..." } else { "" };
+        let noun = if count == 1 { "tensor is lost" } else { "tensors are lost" };
+        let message = format!("cannot be read: {error}; {count} {noun} with it: {first}{rest}");
+        Self::of_file(file, message)
     }
 
     /// Bytes that are not those of anything.

@@ -57,8 +57,11 @@ use unpack::Spool;
 pub struct Checkpoint {
     /// The metadata of all tensors and objects.
     pub metadata: Metadata,
-    /// The tensors that were wanted: boxes of bytes, not yet proven to tile the shape, or why not.
+    /// The tensors that were wanted: boxes of bytes, not yet proven to tile the shape, or why not; none that a lost file
+    /// takes with it.
     pub tensors: BTreeMap<Arc<str>, Result<LogicalTensor, DcpTensorError>>,
+    /// The data files that are not there or cannot be read.
+    pub lost_files: Vec<LostFile>,
     /// Data files that were looked at.
     pub data_files: usize,
     /// Data files with bytes behind the last of their packed slices, and how many; other slices show it themselves.
@@ -119,6 +122,17 @@ pub struct EntryError {
     pub message: String,
 }
 
+/// A data file that is not there or cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostFile {
+    /// The file.
+    pub path: PathBuf,
+    /// The system's error.
+    pub what: String,
+    /// Names of the tensors that have chunks in it.
+    pub tensors: Vec<Arc<str>>,
+}
+
 /// A tensor cannot be put together from its chunks.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -149,6 +163,16 @@ pub enum DcpTensorError {
 
 fn others_text(lost: usize) -> String {
     if lost > 1 { format!(" (and {} more of its chunks)", lost - 1) } else { String::new() }
+}
+
+impl DcpTensorError {
+    /// Tells whether it is a [`LostFile`]'s fault.
+    fn is_of_lost_file(&self) -> bool {
+        match self {
+            Self::Whole(source) | Self::Chunks { source, .. } => source.is_of_lost_file(),
+            Self::Dtype { .. } | Self::Tensor(_) => false,
+        }
+    }
 }
 
 impl Checkpoint {
@@ -194,13 +218,16 @@ impl Checkpoint {
             }
         }
         let files = &*files;
-        let put_together = tensors.par_iter().map(|(name, tensor)| {
-            ((*name).clone(), tensor.put_together(name, &slices, files, metadata.file))
+        let lost_files = slices.lost(&tensors);
+        let put_together = tensors.par_iter().filter_map(|(name, tensor)| {
+            let found = tensor.put_together(name, &slices, files, metadata.file);
+            let is_told = found.as_ref().is_err_and(DcpTensorError::is_of_lost_file);
+            (!is_told).then(|| ((*name).clone(), found))
         });
         let tensors = put_together.collect::<Vec<_>>().into_iter().collect();
         let data_files = slices.files.len();
         let behind = slices.behind(&metadata, files);
-        Self { metadata, tensors, data_files, behind, slices }
+        Self { metadata, tensors, lost_files, data_files, behind, slices }
     }
 
     /// The file that `torch.save` made of an object that is no tensor. Where several ranks wrote one, that of the first.
@@ -217,6 +244,13 @@ impl Checkpoint {
     pub fn path_of_object(&self, name: &str) -> Option<PathBuf> {
         let place = self.metadata.objects.get(name)?.first()?;
         Some(self.slices.folder.join(&*place.path))
+    }
+
+    /// Tells whether an object lies in one of the [`Checkpoint::lost_files`].
+    #[must_use]
+    pub fn is_lost_with_file(&self, name: &str) -> bool {
+        let path = self.path_of_object(name);
+        self.lost_files.iter().any(|file| Some(&file.path) == path.as_ref())
     }
 }
 
@@ -322,6 +356,28 @@ impl Slices {
         let behind =
             ends.into_iter().map(|(file, end)| (file, files.whole(file).len.saturating_sub(end)));
         behind.filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    /// The files that are not there or cannot be read, with the tensors that have chunks in them.
+    fn lost(&self, tensors: &[(&Arc<str>, &TensorMeta)]) -> Vec<LostFile> {
+        let mut lost: BTreeMap<&Arc<str>, LostFile> = BTreeMap::new();
+        for (name, tensor) in tensors {
+            let places = tensor.chunks.iter().filter(|chunk| !chunk.sizes.contains(&0));
+            for place in places.filter_map(|chunk| chunk.place.as_ref()) {
+                let Some(what) = self.files.get(&place.path).and_then(DataFile::lost) else {
+                    continue;
+                };
+                let file = lost.entry(&place.path).or_insert_with(|| LostFile {
+                    path: self.folder.join(&*place.path),
+                    what: what.to_owned(),
+                    tensors: Vec::new(),
+                });
+                if file.tensors.last() != Some(*name) {
+                    file.tensors.push(Arc::clone(name));
+                }
+            }
+        }
+        lost.into_values().collect()
     }
 
     fn file(&self, place: &FileSlice) -> Result<&DataFile, SliceError> {

@@ -109,6 +109,16 @@ impl SliceError {
         let source = Box::new(self);
         Self::InFile { path: Arc::clone(&place.path), offset: place.offset, source }
     }
+
+    /// Tells whether the whole file is lost, and not this slice alone.
+    #[must_use]
+    pub fn is_of_lost_file(&self) -> bool {
+        match self {
+            Self::InFile { source, .. } => source.is_of_lost_file(),
+            Self::File { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// A data file, opened when the metadata first names it.
@@ -133,6 +143,14 @@ impl DataFile {
             Err(SliceError::Outside)
         };
         Self { file, headers: Mutex::default() }
+    }
+
+    /// The system's error, where the file is not there or cannot be read.
+    pub(super) fn lost(&self) -> Option<&str> {
+        match &self.file {
+            Err(SliceError::File { what }) => Some(what),
+            _ => None,
+        }
     }
 
     /// The bytes of a slice.

@@ -121,6 +121,10 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             reading.error(error);
         }
     }
+    for file in &checkpoint.lost_files {
+        let problem = Problem::lost_file(&file.path, &file.what, &file.tensors);
+        reading.catalog.problem(problem);
+    }
     reading.add_state(&checkpoint, |key| wanted.contains(key), options);
     reading.count_left_out(&checkpoint.metadata);
     for (file, bytes) in &checkpoint.behind {
@@ -222,6 +226,7 @@ impl CatalogReader {
                         self.add_tensors_of(key, checkpoint, &mut left, options);
                     }
                 }
+                Err(_) if checkpoint.is_lost_with_file(key) => {}
                 Err(error) => self.catalog.problem(Problem::of_tensor(&**key, error)),
             }
         }

@@ -22,6 +22,9 @@ pub(super) fn open(
             problems.push(problem_of(error, &files));
         }
     }
+    for file in &checkpoint.lost_files {
+        problems.push(Problem::lost_file(&file.path, &file.what, &file.tensors));
+    }
     let mut tensors = Vec::new();
     for (key, tensor) in std::mem::take(&mut checkpoint.tensors) {
         match tensor {
