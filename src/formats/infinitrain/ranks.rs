@@ -501,13 +501,13 @@ impl RankNaming<'_> {
     }
 }
 
-/// GPT-2 alone has position embeddings, and with one stage it ties its output layer to the word embeddings; on several
-/// stages the two go their own ways.
+/// GPT-2 alone has position embeddings, and with one stage it ties its output layer to the word embeddings, and writes
+/// both; on several stages the two go their own ways.
 fn tie_output_layer(catalog: &mut CatalogBuilder<'_>, is_whole: bool, run_args: &RunArgs) {
     let is_untied =
         run_args.get(ArgName::UNTIE_EMBEDDINGS_AND_OUTPUT_WEIGHTS) == Some(&PlainValue::Bool(true));
     let has = |name| catalog.has(&Name::new(name));
-    let is_gpt2 = has("transformer.wpe.weight") && has(WTE);
+    let is_gpt2 = has("transformer.wpe.weight") && has(WTE) && has(LM_HEAD);
     if !is_gpt2 || is_untied || !is_whole {
         return;
     }
