@@ -30,15 +30,15 @@ use super::format::OpenOptions;
 /// A file, its place, and what it says of itself.
 #[derive(Debug)]
 pub(super) struct Witness {
-    pub file: FileId,
+    pub path: PathBuf,
     /// The words for its place, e.g. `tp 1, pp 0`.
     pub place: String,
     /// The words for what it says to be, where that is another place: `it is rank 0 (tp 0, pp 0)`.
     pub claim: Option<String>,
     /// Things that all files of a checkpoint say alike, by name, the most telling ones first.
     pub facts: Vec<(String, PlainValue)>,
-    /// Some of its contents are at no other place.
-    pub is_unique: bool,
+    /// The file, where some of its contents are at no other place.
+    pub unique: Option<FileId>,
 }
 
 /// A file that is not what its place makes of it.
@@ -73,7 +73,7 @@ pub(super) fn foreign(
     let mut contradictions: Vec<Vec<String>> = vec![Vec::new(); witnesses.len()];
     let is_given = |name: &str| options.run_args.iter().any(|(given, _)| given == name);
     for name in names(witnesses).filter(|name| !is_given(name)) {
-        let votes = Votes::of(files, witnesses, name);
+        let votes = Votes::of(witnesses, name);
         let step = folder.filter(|folder| folder.fact == name);
         let right = votes.right(step.map(|folder| folder.step.to_string()).as_deref());
         if let Some(FolderStep { path, step, .. }) = step
@@ -90,13 +90,12 @@ pub(super) fn foreign(
         }
     }
     for (witness, facts) in witnesses.iter().zip(contradictions) {
-        found.extend(line(files, witness, facts));
+        found.extend(line(witness, facts));
     }
     for (copy, original) in copies(files, witnesses)? {
-        let (path, original) = (files.path(copy.file).to_path_buf(), files.path(original.file));
-        let what =
-            format!("has the same bytes as {}, in the place of {}", end_of(original), copy.place);
-        found.push(ForeignFile { path, what });
+        let original = end_of(&original.path);
+        let what = format!("has the same bytes as {original}, in the place of {}", copy.place);
+        found.push(ForeignFile { path: copy.path.clone(), what });
     }
     Ok(found)
 }
@@ -143,20 +142,19 @@ const VALUE_SHOWN: usize = 60;
 
 /// The witnesses by the value that each says something has.
 struct Votes<'a> {
-    files: &'a FileSet,
     witnesses: &'a [Witness],
     by_text: BTreeMap<String, Vec<usize>>,
 }
 
 impl<'a> Votes<'a> {
-    fn of(files: &'a FileSet, witnesses: &'a [Witness], name: &str) -> Self {
+    fn of(witnesses: &'a [Witness], name: &str) -> Self {
         let mut by_text: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (at, witness) in witnesses.iter().enumerate() {
             if let Some((_, value)) = witness.facts.iter().find(|(fact, _)| fact == name) {
                 by_text.entry(text_of(value)).or_default().push(at);
             }
         }
-        Self { files, witnesses, by_text }
+        Self { witnesses, by_text }
     }
 
     /// The value that is expected, else the one that most say; of two that as many say, the first one's.
@@ -174,8 +172,7 @@ impl<'a> Votes<'a> {
         let members = self.by_text.get(right).map_or(&[][..], Vec::as_slice);
         match members {
             &[one] => {
-                let path = self.files.path(self.witnesses[one].file);
-                format!("{} says {}", end_of(path), short(right))
+                format!("{} says {}", end_of(&self.witnesses[one].path), short(right))
             }
             many => format!("{} other files say {}", many.len(), short(right)),
         }
@@ -183,7 +180,7 @@ impl<'a> Votes<'a> {
 }
 
 /// The line on a file that contradicts its place or the others.
-fn line(files: &FileSet, witness: &Witness, facts: Vec<String>) -> Option<ForeignFile> {
+fn line(witness: &Witness, facts: Vec<String>) -> Option<ForeignFile> {
     let count = facts.len();
     let mut says: Vec<String> = witness.claim.clone().into_iter().collect();
     says.extend(facts.into_iter().take(FACTS_SHOWN));
@@ -194,7 +191,7 @@ fn line(files: &FileSet, witness: &Witness, facts: Vec<String>) -> Option<Foreig
         says.push(format!("{} more such things", count - FACTS_SHOWN));
     }
     let what = format!("says {}, in the place of {}", says.join(", "), witness.place);
-    Some(ForeignFile { path: files.path(witness.file).to_path_buf(), what })
+    Some(ForeignFile { path: witness.path.clone(), what })
 }
 
 /// Pairs of files with the same bytes, each with the first of them; those whose claims betray them are left out.
@@ -202,31 +199,34 @@ fn copies<'w>(
     files: &FileSet,
     witnesses: &'w [Witness],
 ) -> Result<Vec<(&'w Witness, &'w Witness)>, OpenError> {
-    let mut by_end: BTreeMap<(u64, Vec<u8>), Vec<&Witness>> = BTreeMap::new();
+    let mut by_end: BTreeMap<(u64, Vec<u8>), Alike<'_>> = BTreeMap::new();
     let mut found = Vec::new();
-    for witness in witnesses.iter().filter(|one| one.is_unique && one.claim.is_none()) {
-        let region = files.whole(witness.file);
-        let len = region.len.min(TAIL as u64);
-        let end = read(files, witness.file, region.len - len, len)?;
-        let alike = by_end.entry((region.len, end)).or_default();
+    for witness in witnesses.iter().filter(|one| one.claim.is_none()) {
+        let Some(file) = witness.unique else { continue };
+        let len = files.whole(file).len;
+        let end = TAIL.min(len);
+        let alike = by_end.entry((len, read(files, file, len - end, end)?)).or_default();
         let mut original = None;
-        for &other in alike.iter() {
-            if have_same_bytes(files, witness.file, other.file)? {
-                original = Some(other);
+        for (other, first) in alike.iter() {
+            if have_same_bytes(files, file, *other)? {
+                original = Some(*first);
                 break;
             }
         }
         match original {
             Some(original) if original.place != witness.place => found.push((witness, original)),
             Some(_) => {}
-            None => alike.push(witness),
+            None => alike.push((file, witness)),
         }
     }
     Ok(found)
 }
 
+/// Files of one length and end, each with its witness.
+type Alike<'w> = Vec<(FileId, &'w Witness)>;
+
 /// Bytes at the end of a file that tell most pairs apart: there a zip archive keeps the sums of its records.
-const TAIL: usize = 4096;
+const TAIL: u64 = 4096;
 
 /// Bytes that are held against each other at a time.
 const BLOCK: u64 = 1 << 20;

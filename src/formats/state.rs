@@ -86,6 +86,7 @@ fn number(dtype: Dtype, bytes: &[u8]) -> Option<PlainValue> {
     Some(match dtype {
         Dtype::Int64 => PlainValue::Int(i64::from_le_bytes(*bytes.first_chunk()?)),
         Dtype::Int32 => PlainValue::Int(i32::from_le_bytes(*bytes.first_chunk()?).into()),
+        Dtype::Bool => PlainValue::Bool(bytes.first()? != &0),
         Dtype::Float64 => PlainValue::Float(f64::from_le_bytes(*bytes.first_chunk()?)),
         Dtype::Float32 => PlainValue::Float(f32::from_le_bytes(*bytes.first_chunk()?).into()),
         _ => return None,

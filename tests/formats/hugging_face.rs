@@ -114,6 +114,39 @@ fn an_untied_model_without_its_output_layer_is_not_whole() {
 }
 
 #[test]
+fn a_file_of_several_is_tied_only_where_the_model_says_so() {
+    let part = |number| hf("sharded").join(format!("model-0000{number}-of-00002.safetensors"));
+    let has_embeddings = |number: &i32| {
+        let tensors = inspect(&part(*number))["tensors"].clone();
+        tensors["model.embed_tokens.weight"].is_object() && tensors["lm_head.weight"].is_null()
+    };
+    let number = [1, 2].into_iter().find(has_embeddings).unwrap();
+    assert_eq!(inspect(&part(number))["tied"], json!({}));
+    let run = compare(&part(number), &hf("single"));
+    assert!(!names(&run.json()).contains(&"lm_head.weight"), "{run:?}");
+
+    // Nothing is beside it that would say so.
+    let alone = TempDir::new().unwrap();
+    let file = alone.path().join("model.safetensors");
+    fs::copy(hf("tied/model.safetensors"), &file).unwrap();
+    assert_eq!(inspect(&file)["tied"], json!({}));
+    let config = |text: &str| fs::write(alone.path().join("config.json"), text).unwrap();
+    let tied = json!({ "lm_head.weight": "model.embed_tokens.weight" });
+    for (text, expected) in [
+        (r#"{"tie_word_embeddings": true}"#, &tied),
+        (r#"{"tie_word_embeddings": false, "model_type": "gemma2"}"#, &json!({})),
+        // What transformers takes for granted for a type of model.
+        (r#"{"model_type": "gemma2"}"#, &tied),
+        (r#"{"model_type": "llama"}"#, &json!({})),
+        (r#"{}"#, &json!({})),
+    ] {
+        config(text);
+        assert_eq!(inspect(&file)["tied"], *expected, "{text}");
+        assert_eq!(inspect(alone.path())["tied"], *expected, "{text}");
+    }
+}
+
+#[test]
 fn a_name_that_safetensors_left_out_is_the_one_it_points_to() {
     let alias = TempDir::new().unwrap();
     let tensors: [Tensor<'_>; 1] = [("a.weight", &[1.0, 2.0])];

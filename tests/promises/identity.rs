@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{Copied, Run, compare, compare_with, copy, fixture, rename_key, replace, run};
 
+use tempfile::TempDir;
+
 /// A checkpoint of several ranks, the folder of its iteration, and the places of two of its files.
 struct Victim {
     path: &'static str,
@@ -133,6 +135,20 @@ fn set(file: &Path, key: &str, value: u8) {
         let to = [&from[..from.len() - 1], &[value]].concat();
         assert!(replace(file, &from, &to) > 0);
     }
+    without_sums(file);
+}
+
+/// Takes the sums out of the directory of an archive, as torch writes it with `set_crc32_options(False)`.
+fn without_sums(file: &Path) {
+    const ENTRY: &[u8] = b"PK\x01\x02";
+    const SUM_AT: usize = 16;
+    let mut bytes = fs::read(file).unwrap();
+    let entries: Vec<usize> =
+        (0..bytes.len() - SUM_AT).filter(|&at| bytes[at..].starts_with(ENTRY)).collect();
+    for at in entries {
+        bytes[at + SUM_AT..][..4].fill(0);
+    }
+    fs::write(file, bytes).unwrap();
 }
 
 fn swap(one: &Path, other: &Path) {
@@ -269,4 +285,35 @@ fn an_argument_that_the_user_sets_is_not_held_against_a_file() {
     case.says(&[&["num_layers 77"]]);
     let run = compare_with(&case.whole, &case.copied.path(), &["--set", "num_layers=3"]);
     assert_eq!(run.code, 0, "{}", run.stderr);
+}
+
+#[test]
+fn the_iteration_of_a_distributed_checkpoint_is_held_against_its_folder() {
+    let step = "iter_0000077";
+    for path in ["torch_dist/gpt-small/tp2pp2/iter_0000005", "torch_dist/flattened/zarr"] {
+        let folder = TempDir::new().unwrap();
+        let renamed = folder.path().join(step);
+        copy(&fixture(path), &renamed);
+        let says = format!("{step}: its name says iteration 77, its files say ");
+        run([Path::new("check"), &renamed]).refuses(&[&says]);
+        compare(&fixture(path), &renamed).refuses(&["b: ", &says]);
+        let flags = ["--allow-foreign-ranks"];
+        assert_eq!(compare_with(&fixture(path), &renamed, &flags).code, 0);
+    }
+}
+
+#[test]
+fn what_the_trainer_says_is_held_against_its_folder() {
+    let folder = TempDir::new().unwrap();
+    let step = folder.path().join("checkpoint-90");
+    copy(&fixture("hf/single"), &step);
+    let say = |number| {
+        let text = format!("{{\"epoch\": 1.0, \"global_step\": {number}}}");
+        fs::write(step.join("trainer_state.json"), text).unwrap();
+    };
+    say(90);
+    assert_eq!(run([Path::new("inspect"), &step]).code, 0);
+    say(80);
+    let words = ["checkpoint-90: its name says global_step 90, its files say 80"];
+    run([Path::new("inspect"), &step]).refuses(&words);
 }

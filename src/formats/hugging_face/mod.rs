@@ -20,8 +20,9 @@ use crate::tensor::LogicalTensor;
 
 use super::error::OpenError;
 use super::format::{Format, OpenOptions};
+use super::identity::{FolderStep, Witness, foreign, refuse};
 use super::probe::{Probe, SmallFile};
-use super::roots::{Claim, FILE, Root, Score, newest_note, numbered};
+use super::roots::{Claim, FILE, Root, Score, newest_note, numbered, step_behind};
 use super::walk::Bounds;
 
 use index::{Index, read_json};
@@ -40,6 +41,10 @@ pub(super) const FORMAT: Format = Format {
 
 /// Prefix of the folders that the Trainer saves into.
 const STEPS: &str = "checkpoint-";
+
+/// The file in which the Trainer says how far it has come, and its key for that (transformers `trainer_callback.py`).
+const TRAINER_STATE: &str = "trainer_state.json";
+const STEP: &str = "global_step";
 
 /// The description of the model.
 const CONFIG: &str = "config.json";
@@ -120,10 +125,14 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let origin = Origin { format: FORMAT.name, ..Origin::default() };
     let mut catalog = CatalogBuilder::new(origin, FileSet::default());
     catalog.notes(source.notes(is_file));
-    let mut folder = Folder { path: folder, bounds: Bounds::new(path), catalog };
-    // A file on its own is what is in it and no more.
-    if !is_file {
+    let bounds = Bounds::new(path);
+    let mut folder = Folder { path: folder, bounds, catalog, config_beside: None };
+    // A file on its own is what is in it and no more; but whether its layers share weights, only the model can say.
+    if is_file {
+        folder.config_beside = folder.read_json(CONFIG);
+    } else {
         folder.read_companions();
+        folder.check_step(&root.probe.name(), options)?;
         if root.probe.has_folder(SHARDED)? {
             let note = "holds the same tensors once more in chunks, and is not read";
             folder.catalog.note(format!("{SHARDED}/ {note}"));
@@ -137,27 +146,66 @@ struct Folder<'a> {
     path: &'a Path,
     bounds: Bounds,
     catalog: CatalogBuilder<'a>,
+    /// The model's own description beside a file that is looked at alone.
+    config_beside: Option<PlainValue>,
 }
 
 impl Folder<'_> {
     fn read_companions(&mut self) {
         for (file, key) in COMPANIONS {
+            let value = self.read_json(file);
             let path = self.path.join(file);
-            match read_json(&path, self.catalog.files_mut()) {
-                Ok(value) => {
-                    self.catalog.add_state(&path, value.map(|value| (key.to_owned(), value)));
-                }
-                Err(error) if is_of_system(&error) => {
-                    self.catalog.problem(Problem::of_file(path, error));
-                }
-                Err(error) => self.catalog.note(format!("{file}: {error}")),
+            self.catalog.add_state(&path, value.map(|value| (key.to_owned(), value)));
+        }
+    }
+
+    /// Holds the step that the Trainer says against the one in the name that it gave to the folder.
+    fn check_step(&mut self, name: &str, options: &OpenOptions) -> Result<(), OpenError> {
+        let said = self.read_json(TRAINER_STATE);
+        let said = said.as_ref().and_then(|state| state.as_map()?.get(STEP));
+        if let (Some(said), Some(step)) = (said, step_behind(STEPS, name)) {
+            let witness = Witness {
+                path: self.path.join(TRAINER_STATE),
+                place: name.to_owned(),
+                claim: None,
+                facts: vec![(STEP.to_owned(), said.clone())],
+                unique: None,
+            };
+            let folder = FolderStep { path: self.path, step, fact: STEP };
+            let files = self.catalog.files();
+            let found = foreign(files, &[witness], Some(&folder), options)?;
+            self.catalog.notes(refuse(found, options)?);
+        }
+        Ok(())
+    }
+
+    /// A description beside the tensors; one that is damaged is noted.
+    fn read_json(&mut self, file: &str) -> Option<PlainValue> {
+        let path = self.path.join(file);
+        match read_json(&path, self.catalog.files_mut()) {
+            Ok(value) => return value,
+            Err(error) if is_of_system(&error) => {
+                self.catalog.problem(Problem::of_file(path, error));
             }
+            Err(error) => self.catalog.note(format!("{file}: {error}")),
+        }
+        None
+    }
+
+    /// Tells whether the output layer shares the word embeddings: as the description says it, or as transformers takes it
+    /// where models of this type do not say it. Where nobody says anything, it does not.
+    fn is_tied(&self) -> bool {
+        let model_type = self.config("model_type").and_then(PlainValue::as_text);
+        match self.config("tie_word_embeddings") {
+            Some(PlainValue::Bool(is_tied)) => *is_tied,
+            _ => model_type.is_some_and(names::is_tied_by_default),
         }
     }
 
     /// A value of the model's own description, or of its language model's.
     fn config(&self, key: &str) -> Option<&PlainValue> {
-        let config = self.catalog.state().config()?;
+        let beside = self.config_beside.as_ref().and_then(PlainValue::as_map);
+        let config = self.catalog.state().config().or(beside)?;
         config.get(key).or_else(|| config.get("text_config")?.as_map()?.get(key))
     }
 
@@ -223,7 +271,7 @@ impl Folder<'_> {
         self.catalog.origin.shards = parts.len();
         let version = self.config("transformers_version").and_then(PlainValue::as_text);
         self.catalog.origin.writer = version.map(|version| format!("transformers {version}"));
-        let tied_by_config = self.config("tie_word_embeddings").cloned();
+        let is_tied = self.is_tied();
         let mut tensors: BTreeMap<Name, LogicalTensor> = BTreeMap::new();
         let mut aliases = BTreeMap::new();
         for ModelFile { file, tensors: found, metadata, problems } in parts {
@@ -266,7 +314,10 @@ impl Folder<'_> {
                 catalog.add(name, tensor);
             }
             tie_aliases(&mut catalog, aliases);
-            tie_output_layer(&mut catalog, tied_by_config.as_ref());
+            let names = catalog.tensors().map(|(name, _)| name);
+            if let Some((output, embedding)) = names::tied_pair(names).filter(|_| is_tied) {
+                catalog.tie(output, embedding);
+            }
         }
         catalog.finish()
     }
@@ -306,18 +357,5 @@ fn tie_aliases(catalog: &mut CatalogBuilder<'_>, aliases: BTreeMap<String, Strin
         if !catalog.has(&name) {
             catalog.tie(name, to);
         }
-    }
-}
-
-/// An output layer that the configuration says is tied, or that is not there though nothing says that it is not tied.
-fn tie_output_layer(catalog: &mut CatalogBuilder<'_>, config: Option<&PlainValue>) {
-    let pair = names::tied_pair(catalog.tensors().map(|(name, _)| name));
-    let Some((output, embedding)) = pair else { return };
-    let is_tied = match config {
-        Some(PlainValue::Bool(is_tied)) => *is_tied,
-        _ => !catalog.has(&output),
-    };
-    if is_tied {
-        catalog.tie(output, embedding);
     }
 }

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, RunState, Section};
 use crate::containers::torch::{TorchFile, ValueId};
@@ -27,17 +28,24 @@ use crate::tensor::LogicalTensor;
 use self::optimizer::{Key, OptimizerBuckets, parse};
 use super::error::OpenError;
 use super::format::OpenOptions;
+use super::identity::{FolderStep, ForeignFile, Witness, foreign, refuse};
+use super::iterations::ITERATION as ITERATION_FOLDER;
 use super::probe::{Probe, SmallFile};
-use super::roots::Root;
-use super::state::{args_of, state_at};
+use super::roots::{Root, step_behind};
+use super::state::{args_of, scalar, state_at, state_of};
 use super::walk::Bounds;
 
 /// The file that says which backend wrote a checkpoint. It is written last.
 const METADATA: &str = "metadata.json";
 /// The file of everything that is no tensor of any rank's own, up to core 0.18; later it is an object among the others.
 const COMMON: &str = "common.pt";
+/// The file in which Megatron Bridge keeps what a run has come to, a tensor a number (`bridge/training/state.py`, `TrainState`).
+const TRAIN_STATE: &str = "train_state.pt";
 /// A checkpoint within a checkpoint, which NVIDIA's model optimizer keeps for itself.
 const MODELOPT: &str = "modelopt_state";
+
+/// The key of the iteration in the state of a run.
+const ITERATION: &str = "iteration";
 
 /// Folders of Megatron Bridge and NeMo with a checkpoint in them, and those of the roles in verl's.
 const USUAL_FOLDERS: &[&str] = &["weights", "dist_ckpt", "actor", "critic"];
@@ -80,6 +88,8 @@ struct CommonState {
     /// Everything else.
     state: RunState,
     iteration: Option<u64>,
+    /// The step that Megatron Bridge says.
+    train_step: Option<u64>,
 }
 
 impl CommonState {
@@ -96,6 +106,7 @@ impl CommonState {
             args_file: path.to_path_buf(),
             state: RunState::default(),
             iteration: values.dict_get(root, "iteration").and_then(|id| values.as_u64(id)),
+            train_step: None,
         };
         for (key, value) in state_at(torch, root, |key| key != "args") {
             common.state.insert(key, path, value);
@@ -119,6 +130,54 @@ impl CommonState {
         }))
     }
 
+    /// Adds what Megatron Bridge says of the run in a file of its own, where there is one.
+    fn add_train_state(&mut self, folder: &Path, files: &mut FileSet) -> Result<(), Problem> {
+        let path = folder.join(TRAIN_STATE);
+        let added = files.add_if_there(&path).map_err(|error| Problem::of_file(&path, error))?;
+        let Some(file) = added else { return Ok(()) };
+        let opened = TorchFile::open(files, files.whole(file));
+        let torch = opened.map_err(|error| Problem::of_file(&path, error))?;
+        let numbers = torch.values().mapping(torch.root()).into_iter().flatten();
+        for (key, id) in numbers.take(LIMITS.state_entries) {
+            let key = torch.values().as_str(key).filter(|key| key.len() <= LIMITS.name);
+            let Some(key) = key else { continue };
+            let number = torch.tensor(id).map_err(|error| Problem::of_file(&path, error))?;
+            let number = number.filter(|tensor| tensor.shape().iter().all(|&size| size == 1));
+            let number = number.map(|tensor| LogicalTensor::from_stored(&tensor, key));
+            let value = number.map(|tensor| scalar(&tensor, files)).transpose();
+            let value = value.map_err(|error| Problem::of_file(&path, error))?.flatten();
+            let value = value.unwrap_or_else(|| state_of(&torch, id));
+            if key == "step" {
+                self.train_step = value.as_u64();
+            }
+            self.state.insert(format!("train_state.{key}"), &path, value);
+        }
+        Ok(())
+    }
+
+    /// The files that say another iteration than each other or the folder's name.
+    fn foreign(
+        &self,
+        root: &Root,
+        files: &FileSet,
+        options: &OpenOptions,
+    ) -> Result<Vec<ForeignFile>, OpenError> {
+        let witness = |path: &Path, step: u64| Witness {
+            path: path.to_path_buf(),
+            place: root.probe.name(),
+            claim: None,
+            facts: vec![(ITERATION.to_owned(), PlainValue::Int(step.try_into().unwrap_or(-1)))],
+            unique: None,
+        };
+        let common = self.iteration.map(|step| witness(&self.args_file, step));
+        let bridge = self.train_step.map(|step| witness(&root.path.join(TRAIN_STATE), step));
+        let witnesses: Vec<Witness> = common.into_iter().chain(bridge).collect();
+        let step =
+            step_behind(ITERATION_FOLDER, &root.probe.name()).filter(|_| !witnesses.is_empty());
+        let folder = step.map(|step| FolderStep { path: &root.path, step, fact: ITERATION });
+        foreign(files, &witnesses, folder.as_ref(), options)
+    }
+
     /// The sharding type of the distributed optimizer's state, where it is stored.
     fn optimizer_sharding(&self) -> Option<&str> {
         let text = |outer, inner| self.state.get(outer)?.as_map()?.get(inner)?.as_text();
@@ -135,7 +194,10 @@ fn into_catalog(
     options: &OpenOptions,
     parse: impl Fn(&str) -> Key<'_>,
 ) -> Result<Catalog, OpenError> {
-    let Contents { files, tensors, objects, common, problems, notes, shards } = found;
+    let Contents { mut files, tensors, objects, mut common, mut problems, mut notes, shards } =
+        found;
+    problems.extend(common.add_train_state(&root.path, &mut files).err());
+    notes.extend(refuse(common.foreign(root, &files, options)?, options)?);
     let run_args = RunArgs::new(common.args.clone(), &options.run_args);
     let wants_optimizer = options.wants(Section::Optimizer);
     let SortedTensors { globals, states, mut buckets } =
@@ -148,7 +210,7 @@ fn into_catalog(
     let origin = Origin {
         format,
         layout: layout_text(&run_args),
-        iteration: common.iteration.or(root.iteration),
+        iteration: common.iteration.or(common.train_step).or(root.iteration),
         shards,
         left_out: objects.len() + assembly.buffers,
         naming: Naming::Canonical,

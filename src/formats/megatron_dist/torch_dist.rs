@@ -78,7 +78,9 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
 
 /// Reads the state of the run from a list with one dict in it; nothing where there is none.
 fn of_object(checkpoint: &Checkpoint, found: &Contents) -> (CommonState, Vec<Problem>) {
-    let Some(key) = found.objects.iter().find(|key| key.starts_with(COMMON_OBJECT)) else {
+    let is_common =
+        |key: &&String| key.starts_with(COMMON_OBJECT) && !checkpoint.is_lost_with_file(key);
+    let Some(key) = found.objects.iter().find(is_common) else {
         return (CommonState::default(), Vec::new());
     };
     let torch = match checkpoint.object(key, &found.files) {

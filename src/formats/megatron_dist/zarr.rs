@@ -69,11 +69,15 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
                     flattened: None,
                 });
             }
-            Ok(array) => problems.extend(array.missing.into_iter().map(|path| Problem {
-                file: Some(path),
-                tensor: Some(key.to_owned()),
-                message: "the file of this chunk is missing".to_owned(),
-            })),
+            Ok(array) => {
+                let (count, first) = (array.missing.len(), array.missing.into_iter().next());
+                let others = match count {
+                    0 | 1 => String::new(),
+                    count => format!(", and those of {} more of its chunks", count - 1),
+                };
+                let message = format!("the file of this chunk is missing{others}");
+                problems.push(Problem { file: first, tensor: Some(key.to_owned()), message });
+            }
             Err(error) => problems.push(Problem::of_tensor(key, error)),
         }
     }

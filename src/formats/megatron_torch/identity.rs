@@ -159,13 +159,14 @@ impl Gathered<'_> {
             let claim = self.claim(rank, coord, layout).filter(|_| is_proof);
             let place = layout.place_text(coord);
             let other = folder.distrib_optim.map(|file| Witness {
-                file,
+                path: files.path(file).to_path_buf(),
                 place: place.clone(),
                 claim: None,
                 facts: Vec::new(),
-                is_unique: true,
+                unique: Some(file),
             });
-            let own = Witness { file: folder.model, place, claim, facts, is_unique: true };
+            let (path, unique) = (rank.path.clone(), Some(folder.model));
+            let own = Witness { path, place, claim, facts, unique };
             std::iter::once(own).chain(other)
         };
         // Where two values have as many votes, the speaker's counts.
