@@ -198,7 +198,8 @@ fn verify_sums(sums: ContentSums, catalog: &mut Catalog, shows_progress: bool) {
     }
 }
 
-fn check_unchanged(
+/// Makes sure that all files are what they were when they were opened.
+pub(crate) fn check_unchanged(
     catalog: &Catalog,
     side: Option<Side>,
     again: &'static str,

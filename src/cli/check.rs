@@ -35,7 +35,7 @@ pub struct CheckArgs {
     /// Print errors only
     #[arg(short, long)]
     pub quiet: bool,
-    /// Threads to use [default: all cores]
+    /// Threads to use; no more than 64, or 8 a core, are started [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<std::num::NonZeroUsize>,
 }

@@ -55,7 +55,7 @@ pub struct CompareArgs {
     /// Exit with 0 even if something differs; trouble is still 2
     #[arg(long)]
     pub exit_zero: bool,
-    /// Threads to use [default: all cores]
+    /// Threads to use; no more than 64, or 8 a core, are started [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<std::num::NonZeroUsize>,
 }

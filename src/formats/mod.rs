@@ -79,6 +79,10 @@ pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Catalog, Op
     if catalog.origin.resolved.as_os_str().is_empty() {
         catalog.origin.resolved = root.path;
     }
+    // What no single file is to blame for is the checkpoint's.
+    for problem in &mut catalog.problems {
+        problem.file.get_or_insert_with(|| catalog.origin.resolved.clone());
+    }
     catalog.notes.splice(0..0, root.notes);
     let rank_folders = FORMATS.iter().flat_map(|format| format.rank_folders);
     catalog.files.label_by_folder(rank_folders.copied().collect());

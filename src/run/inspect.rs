@@ -6,6 +6,7 @@ use crate::base::side::Side;
 use crate::catalog::Section;
 use crate::cli::InspectArgs;
 use crate::formats;
+use crate::pipeline;
 use crate::report::{Style, catalog, problems};
 
 use super::on_screen;
@@ -14,6 +15,7 @@ use super::result::{check_stdout, to_stdout};
 pub(super) fn run(args: &InspectArgs, style: Style) -> Result<u8> {
     check_stdout()?;
     let opened = formats::open(&args.path, &args.input.options(Side::A, &Section::ALL))?;
+    pipeline::check_unchanged(&opened, None, "inspect")?;
     match args.json {
         true => to_stdout(|out| catalog::write_json(&opened, out))?,
         false => on_screen(|out| catalog::write_screen(&opened, style, out))?,

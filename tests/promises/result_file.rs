@@ -220,10 +220,11 @@ fn a_result_that_standard_output_does_not_take_is_trouble() {
     ] {
         shell(command, &folder).refuses(&["cannot be written: No space left on device"]);
     }
-    let run = shell(r#"("$0" inspect "$1" --json; echo $? >code) | true; cat code"#, &folder);
+    let run =
+        shell(r#"(sleep 1; "$0" inspect "$1" --json; echo $? >code) | true; cat code"#, &folder);
     assert_eq!(run.stdout, "2\n");
     // Who has seen enough of what people read is no trouble, and what is not written cannot get lost.
-    let run = shell(r#"("$0" inspect "$1"; echo $? >code) | true; cat code"#, &folder);
+    let run = shell(r#"(sleep 1; "$0" inspect "$1"; echo $? >code) | true; cat code"#, &folder);
     assert_eq!(run.stdout, "0\n");
     assert_eq!(shell(r#""$0" compare "$1" "$1" --quiet -o result.json >&-"#, &folder).code, 0);
 }
