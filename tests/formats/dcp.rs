@@ -113,18 +113,18 @@ fn a_missing_rank_leaves_a_gap_that_is_named() {
     fs::remove_file(copied.path().join("__3.metadata")).unwrap();
     let run = compare(&form("weights.pt"), &copied.path());
     run.refuses(&[
-        "b: missing __3.metadata: what rank 3 wrote is not known",
-        "b: embed.weight: no shard holds all of it: 72 of 88 elements are covered",
+        "copy: missing __3.metadata: what rank 3 wrote is not known",
+        "copy: embed.weight: no shard holds all of it: 72 of 88 elements are covered",
     ]);
     let copied = copy("per-rank");
     fs::remove_file(copied.path().join("__1.metadata")).unwrap();
     fs::remove_file(copied.path().join("__1_0.distcp")).unwrap();
-    compare(&form("weights.pt"), &copied.path()).refuses(&["b: missing __1.metadata"]);
+    compare(&form("weights.pt"), &copied.path()).refuses(&["copy: missing __1.metadata"]);
     let copied = copy("hf-shards");
     fs::remove_file(copied.path().join("shard-00002-model-00001-of-00001.safetensors")).unwrap();
     compare(&form("weights.pt"), &copied.path()).refuses(&[
         "shard-00002-model-*.safetensors: missing shard",
-        "b: embed.weight: no shard holds all of it",
+        "copy: embed.weight: no shard holds all of it",
     ]);
 }
 
@@ -149,7 +149,7 @@ fn metadata_that_contradicts_the_data_names_both() {
     let copied = copy("single");
     assert_eq!(replace(&copied.path().join(".metadata"), b"bfloat16", b"qfloat16"), 1);
     compare(&form("weights.pt"), &copied.path())
-        .refuses(&["b: model.layers.0.weight: dtype qfloat16 is not supported"]);
+        .refuses(&["copy: model.layers.0.weight: dtype qfloat16 is not supported"]);
     let copied = copy("single");
     assert_eq!(replace(&copied.path().join(".metadata"), b"\x07float32", b"\x07float16"), 1);
     compare(&form("weights.pt"), &copied.path())
@@ -161,7 +161,7 @@ fn an_unknown_transform_is_named() {
     let copied = copy("zstd");
     assert!(replace(&copied.path(), b"stream.zstd/1", b"stream.lzma/1") > 0);
     let run = compare(&form("weights.pt"), &copied.path());
-    run.refuses(&["b: model.embed.weight: ", "unsupported transform stream.lzma/1"]);
+    run.refuses(&["copy: model.embed.weight: ", "unsupported transform stream.lzma/1"]);
 }
 
 #[test]

@@ -280,7 +280,7 @@ fn a_name_without_a_rule_is_a_problem_until_a_rule_is_given() {
         rename_key(&copied.path(), "final_linear.weight", "weird_linear.weight");
     }
     let run = compare_with(&one.path(), &two.path(), &[]);
-    run.refuses(&["b: weird_linear.weight: no sharding rule for this name", "--rule"]);
+    run.refuses(&["global_step5: weird_linear.weight: no sharding rule for this name", "--rule"]);
     let rule = ["--rule", "weird_linear.weight=column"];
     assert_all_equal(&compare_with(&one.path(), &two.path(), &rule));
 }
