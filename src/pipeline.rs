@@ -1,5 +1,6 @@
 //! The pipeline on one screen: agree on names, pair, compare, judge; and a checkpoint held against itself.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
@@ -14,7 +15,7 @@ use crate::dialects;
 use crate::formats;
 use crate::judge::verdict;
 use crate::pairing::{Selection, pair, settle_positions};
-use crate::report::check::CheckReport;
+use crate::report::check::{CheckReport, ForeignGlobal};
 use crate::report::{Report, progress};
 
 /// The way in which two checkpoints are compared.
@@ -45,14 +46,16 @@ impl Default for CompareOptions {
 pub struct CheckOptions {
     /// The content sums that its files keep are verified, those of elements included.
     pub verifies_sums: bool,
+    /// Globals that no training framework writes make a checkpoint unsound.
+    pub fails_on_globals: bool,
     /// A progress bar on standard error, where that is a terminal.
     pub shows_progress: bool,
 }
 
 impl Default for CheckOptions {
-    /// All sums, no progress bar.
+    /// All sums, globals are no more than told, no progress bar.
     fn default() -> Self {
-        Self { verifies_sums: true, shows_progress: false }
+        Self { verifies_sums: true, fails_on_globals: false, shows_progress: false }
     }
 }
 
@@ -155,7 +158,7 @@ pub fn compare(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn check(mut catalog: Catalog, options: &CheckOptions) -> Result<CheckReport, ChangedError> {
-    let CheckOptions { verifies_sums, shows_progress } = *options;
+    let CheckOptions { verifies_sums, fails_on_globals, shows_progress } = *options;
     let sums = verifies_sums.then(|| ContentSums::of(&catalog.files));
     let leftovers = formats::leftovers(&mut catalog);
     let tensors = catalog.tensors.iter().map(|(name, entry)| (name, &entry.tensor));
@@ -168,9 +171,15 @@ pub fn check(mut catalog: Catalog, options: &CheckOptions) -> Result<CheckReport
     if let Some(sums) = sums {
         verify_sums(sums, &mut catalog, shows_progress);
     }
+    formats::note_other_globals(&mut catalog);
     check_unchanged(&catalog, None, "check")?;
+    let globals = foreign_globals(&catalog);
+    let bad_globals = if fails_on_globals { globals.len() } else { 0 };
+    let findings = leftovers.len() + bad_globals;
     Ok(CheckReport {
-        soundness: verdict::of_check(&checks, leftovers.len(), catalog.problems.len()),
+        soundness: verdict::of_check(&checks, findings, catalog.problems.len()),
+        globals,
+        fails_on_globals,
         tensors: checks,
         copies,
         verified_sums,
@@ -178,6 +187,17 @@ pub fn check(mut catalog: Catalog, options: &CheckOptions) -> Result<CheckReport
         leftovers,
         checkpoint: catalog.into(),
     })
+}
+
+/// The foreign globals of all files by name.
+fn foreign_globals(catalog: &Catalog) -> BTreeMap<String, ForeignGlobal> {
+    let mut globals: BTreeMap<String, ForeignGlobal> = BTreeMap::new();
+    for (file, name, count) in catalog.files.noted_globals() {
+        let global = globals.entry(name).or_default();
+        global.count = global.count.saturating_add(count);
+        global.files.insert(catalog.files.path(file).to_path_buf());
+    }
+    globals
 }
 
 /// Takes the sums of what no tensor reads too, and makes a problem of each that is wrong.

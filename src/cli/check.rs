@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{InputArgs, help_template};
 
@@ -14,8 +14,15 @@ Examples:
 const EXIT_CODES: &str = "\
 Exit codes:
   0  sound: everything was read, all copies agree, every element is finite
-  1  copies that disagree, NaN or Inf, unreferenced files
+  1  copies that disagree, NaN or Inf, unreferenced files, and what --fail-on names
   2  trouble: bad usage, unreadable or incomplete input";
+
+/// Warnings that can be made findings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FailOn {
+    /// Globals that no training framework writes.
+    Globals,
+}
 
 /// Arguments of `check`.
 #[derive(Debug, Args)]
@@ -29,6 +36,9 @@ pub struct CheckArgs {
     /// Do not verify the CRC-32 that torch files keep of their tensors
     #[arg(long)]
     pub no_crc: bool,
+    /// Take this for unsound too: globals, classes and functions that pickles name and no training framework writes
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    pub fail_on: Vec<FailOn>,
     /// Options for reading the checkpoint
     #[command(flatten)]
     pub input: InputArgs,

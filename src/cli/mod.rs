@@ -19,7 +19,7 @@ use crate::layout::rules::UserRule;
 use crate::report::Style;
 use crate::tensor::Merge;
 
-pub use check::CheckArgs;
+pub use check::{CheckArgs, FailOn};
 pub use compare::CompareArgs;
 pub use inspect::InspectArgs;
 

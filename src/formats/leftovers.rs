@@ -9,11 +9,14 @@ use rayon::prelude::*;
 
 use crate::base::limits::LIMITS;
 use crate::catalog::{Catalog, Problem};
-use crate::containers::torch;
-use crate::storage::{self, EntryKind, FileId, Target, present};
+use crate::containers::torch::{self, TorchError, TorchFile, globals};
+use crate::storage::{self, EntryKind, FileId, FileSet, Region, Target, present};
 
 /// Endings of the names of files with tensors in them.
 const ENDINGS: [&str; 7] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npy"];
+
+/// Endings of the names of other files that may be pickles.
+const PICKLES: [&str; 6] = [".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"];
 
 /// Files that stand beside tensors and hold none of a model or its optimizer.
 static COMPANIONS: &[&str] =
@@ -41,36 +44,79 @@ pub fn leftovers(catalog: &mut Catalog) -> Vec<Problem> {
         }
     }
     let read: HashSet<&Path> = files.ids().map(|file| files.path(file)).collect();
-    let mut walk = Walk { left: LIMITS.folder_entries, found: Vec::new(), unreadable };
-    let root = &catalog.origin.resolved;
-    let (is_folder, unreadable) = match storage::look(root) {
-        Ok(target) => (target == Target::Folder, None),
-        Err(error) => (false, Some(Problem::of_file(root, error))),
-    };
-    walk.unreadable.extend(unreadable);
-    if is_folder {
-        walk.collect(root, LIMITS.folder_depth);
-    }
+    let walk = Walk::through(&catalog.origin.resolved);
+    unreadable.extend(walk.unreadable);
     let unread = walk.found.into_iter().filter(|path| !read.contains(path.as_path()));
     found.extend(unread.map(|path| Problem::of_file(path, "no tensor comes from this file")));
     found.sort();
-    let known: HashSet<PathBuf> =
-        catalog.problems.iter().filter_map(|problem| problem.file.clone()).collect();
-    let is_new = |problem: &Problem| problem.file.as_ref().is_none_or(|file| !known.contains(file));
-    catalog.problems.extend(walk.unreadable.into_iter().filter(is_new));
+    add_new(&mut catalog.problems, unreadable);
     found
 }
 
+/// Adds the problems with files that nothing was said of.
+fn add_new(problems: &mut Vec<Problem>, found: Vec<Problem>) {
+    let known: HashSet<PathBuf> =
+        problems.iter().filter_map(|problem| problem.file.clone()).collect();
+    let is_new = |problem: &Problem| problem.file.as_ref().is_none_or(|file| !known.contains(file));
+    problems.extend(found.into_iter().filter(is_new));
+}
+
+/// Notes the foreign globals of files beside those that were read: whoever resumes from the checkpoint loads them too.
+pub fn note_other_globals(catalog: &mut Catalog) {
+    let known: HashSet<&Path> = catalog.files.ids().map(|file| catalog.files.path(file)).collect();
+    let walk = Walk::through(&catalog.origin.resolved);
+    let mut unreadable = walk.unreadable;
+    let others = walk.found.into_iter().chain(walk.companions);
+    let others: Vec<PathBuf> = others.filter(|path| !known.contains(path.as_path())).collect();
+    for path in others {
+        if let Err(error) = note_globals_of(&mut catalog.files, &path) {
+            unreadable.push(Problem::of_file(path, error));
+        }
+    }
+    add_new(&mut catalog.problems, unreadable);
+}
+
+/// Only what cannot be read is an error: what is no file of torch's names no globals.
+fn note_globals_of(files: &mut FileSet, path: &Path) -> io::Result<()> {
+    if storage::look(path)? == Target::Other {
+        return Ok(());
+    }
+    let file = files.add(path)?;
+    let whole = files.whole(file);
+    match TorchFile::open(files, whole) {
+        Err(error) if storage::is_of_system(&error) => Err(io::Error::other(error)),
+        Err(TorchError::PlainPickle | TorchError::NotTorch { .. } | TorchError::Legacy(_)) => {
+            let pickles = Region { len: whole.len.min(LIMITS.pickle_bytes), ..whole };
+            files.note_globals(whole, globals::foreign_in(files, pickles)?);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The walk through the folders of a checkpoint.
+#[derive(Default)]
 struct Walk {
     /// Entries that may still be looked at.
     left: usize,
     /// Files that look as if they held tensors.
     found: Vec<PathBuf>,
+    /// Other files that may be pickles.
+    companions: Vec<PathBuf>,
     unreadable: Vec<Problem>,
 }
 
 impl Walk {
+    fn through(root: &Path) -> Self {
+        let mut walk = Self { left: LIMITS.folder_entries, ..Self::default() };
+        match storage::look(root) {
+            Ok(Target::Folder) => walk.collect(root, LIMITS.folder_depth),
+            Ok(_) => {}
+            Err(error) => walk.unreadable.push(Problem::of_file(root, error)),
+        }
+        walk
+    }
+
     fn collect(&mut self, folder: &Path, depth: usize) {
         let entries = match storage::list(folder) {
             Ok(entries) => entries,
@@ -89,8 +135,11 @@ impl Walk {
                 Ok(true) => {}
                 Ok(false) => {
                     let is_companion = COMPANIONS.iter().any(|stem| name.starts_with(stem));
-                    if !is_companion && ENDINGS.iter().any(|ending| name.ends_with(ending)) {
+                    let ends = |endings: &[&str]| endings.iter().any(|end| name.ends_with(end));
+                    if !is_companion && ends(&ENDINGS) {
                         self.found.push(path);
+                    } else if ends(&PICKLES) {
+                        self.companions.push(path);
                     }
                 }
                 Err(error) => self.unreadable.push(Problem::of_file(path, error)),

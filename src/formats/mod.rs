@@ -42,7 +42,7 @@ use crate::catalog::{Catalog, Problem};
 pub use error::{MissingFile, MissingShard, OpenError};
 pub use format::{Format, OpenOptions};
 pub use identity::ForeignFile;
-pub use leftovers::leftovers;
+pub use leftovers::{leftovers, note_other_globals};
 
 use probe::Probe;
 use roots::Choice;

@@ -121,9 +121,9 @@ impl Soundness {
 
 /// Judges a self-check.
 ///
-/// `leftovers` counts the unreferenced files, `problems` what could not be read before checking.
+/// `findings` counts the unreferenced files and what else is not as it should be beside tensors, `problems` what could not be read before checking.
 #[must_use]
-pub fn of_check(tensors: &[TensorCheck], leftovers: usize, problems: usize) -> Soundness {
+pub fn of_check(tensors: &[TensorCheck], findings: usize, problems: usize) -> Soundness {
     let is_unread = tensors.iter().any(|tensor| tensor.stats.is_err());
     if tensors.is_empty() || problems > 0 || is_unread {
         return Soundness::Trouble;
@@ -132,7 +132,7 @@ pub fn of_check(tensors: &[TensorCheck], leftovers: usize, problems: usize) -> S
         tensor.stats.as_ref().is_ok_and(Stats::is_finite)
             && !tensor.replicas.iter().any(ReplicaDifference::is_divergence)
     };
-    if leftovers == 0 && tensors.iter().all(is_sound) {
+    if findings == 0 && tensors.iter().all(is_sound) {
         Soundness::Sound
     } else {
         Soundness::Unsound

@@ -1,7 +1,8 @@
 //! A self-check for people and as JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
@@ -30,8 +31,21 @@ pub struct CheckReport {
     pub tied: BTreeMap<Name, Tied>,
     /// Unreferenced files and bytes.
     pub leftovers: Vec<Problem>,
+    /// Classes and functions that pickles name and no training framework writes, by dotted name.
+    pub globals: BTreeMap<String, ForeignGlobal>,
+    /// These are no mere warning.
+    pub fails_on_globals: bool,
     /// The verdict on it all.
     pub soundness: Soundness,
+}
+
+/// A global that no training framework writes.
+#[derive(Debug, Clone, Default)]
+pub struct ForeignGlobal {
+    /// Number of times that it is named.
+    pub count: u64,
+    /// The files that name it.
+    pub files: BTreeSet<PathBuf>,
 }
 
 impl CheckReport {
@@ -111,6 +125,9 @@ fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> io::
     screen.list(&title, &not_finite, not_finite_line)?;
     let title = format!("unreferenced files: {}", grouped(report.leftovers.len() as u64));
     screen.list(&title, &report.leftovers, ToString::to_string)?;
+    let globals: Vec<_> = report.globals.iter().collect();
+    let title = format!("warning: {} that no training framework writes", globals_text(report));
+    screen.list(&title, &globals, global_line)?;
     writeln!(screen.out, "\n{}", closing(report, style))
 }
 
@@ -165,11 +182,27 @@ fn not_finite_line((tensor, stats): &(&TensorCheck, &Stats)) -> String {
     )
 }
 
+fn globals_text(report: &CheckReport) -> String {
+    counted(report.globals.len(), "global")
+}
+
+fn global_line((name, global): &(&String, &ForeignGlobal)) -> String {
+    let first = global.files.iter().next().map(|file| file.to_string_lossy()).unwrap_or_default();
+    let others = match global.files.len() {
+        0 | 1 => String::new(),
+        files => format!(" and {} more", counted(files - 1, "file")),
+    };
+    let times = counted(usize::try_from(global.count).unwrap_or(usize::MAX), "time");
+    format!("{}: {times}, in {}{others}", printable(name), printable(&first))
+}
+
 fn closing(report: &CheckReport, style: Style) -> String {
+    let bad_globals = if report.fails_on_globals { report.globals.len() } else { 0 };
     let counts = [
         (report.diverged().count(), "tensor", " with copies that disagree"),
         (report.not_finite().count(), "tensor", " with NaN or Inf"),
         (report.leftovers.len(), "unreferenced file", ""),
+        (bad_globals, "global", " that no training framework writes"),
     ];
     let counts = counts.into_iter().filter(|(count, ..)| *count > 0);
     let mut findings: Vec<String> =
@@ -230,9 +263,15 @@ fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
         "partial_sums": report.partial().map(copies).collect::<Map<_, _>>(),
         "not_finite": not_finite.collect::<Map<_, _>>(),
         "tied": tied.collect::<Map<_, _>>(),
+        "globals": report.globals.iter().map(json_of_global).collect::<Map<_, _>>(),
         "leftovers": report.leftovers.iter().map(ToString::to_string).collect::<Vec<_>>(),
     });
     write_value(&whole, out)
+}
+
+fn json_of_global((name, global): (&String, &ForeignGlobal)) -> (String, Value) {
+    let files = global.files.iter().map(|file| file.to_string_lossy());
+    (name.clone(), json!({ "count": global.count, "files": files.collect::<Vec<_>>() }))
 }
 
 fn json_of_copy(tensor: &TensorCheck, replica: &ReplicaDifference) -> Value {

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::base::side::Side;
 use crate::catalog::Section;
-use crate::cli::CheckArgs;
+use crate::cli::{CheckArgs, FailOn};
 use crate::formats;
 use crate::pipeline::{self, CheckOptions};
 use crate::report::check::CheckReport;
@@ -29,6 +29,10 @@ pub(super) fn run(args: &CheckArgs, style: Style) -> Result<u8> {
 
 fn checked(args: &CheckArgs) -> Result<CheckReport> {
     let catalog = formats::open(&args.path, &args.input.options(Side::A, &Section::ALL))?;
-    let options = CheckOptions { verifies_sums: !args.no_crc, shows_progress: !args.quiet };
+    let options = CheckOptions {
+        verifies_sums: !args.no_crc,
+        fails_on_globals: args.fail_on.contains(&FailOn::Globals),
+        shows_progress: !args.quiet,
+    };
     Ok(pipeline::check(catalog, &options)?)
 }

@@ -3,6 +3,7 @@
 //! They are read by positioned reads into reused buffers, or looked at in the page cache where that is faster
 //! ([`FileSet::map`]; why, is in `map.rs`). Either way a file that shrinks or fails meanwhile is an ordinary error.
 
+mod globals;
 mod look;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod map;
@@ -83,6 +84,7 @@ pub struct FileSet {
     open: Mutex<VecDeque<(FileId, Arc<File>)>>,
     maps: MapPolicy,
     promised: sums::Promised,
+    noted: globals::Noted,
     rank_folders: Vec<&'static str>,
     /// Files that were read before, and count as long as they stay what they were.
     watched: Vec<WatchedFile>,

@@ -220,3 +220,33 @@ fn a_file_that_was_written_without_sums_is_not_called_damaged() {
     assert_eq!((&none["tensors"], &none["verified_sums"]), (&summed["tensors"], &json!(0)));
     assert!(summed["verified_sums"].as_u64() > Some(10), "{summed}");
 }
+
+#[test]
+fn globals_that_no_framework_writes_are_a_warning_with_their_files() {
+    let path = layout("faults/evil-pickle-tp1");
+    let rank = "mp_rank_00/model_optim_rng.pt";
+    let found = report(&path, 0);
+    assert_eq!(names(&found["globals"]), ["posix.system"]);
+    let global = &found["globals"]["posix.system"];
+    assert_eq!(global["count"], 1);
+    assert!(global["files"][0].as_str().unwrap().ends_with(rank), "{global}");
+    let run = screen(&path);
+    assert!(run.stdout.contains("posix.system: 1 time, in "), "{run:?}");
+    let failed = Run::of(ckptcmp().args(["check", "--fail-on", "globals"]).arg(&path));
+    assert_eq!(failed.code, 1, "{failed:?}");
+    assert!(failed.stdout.contains("unsound: 1 global that no training framework"), "{failed:?}");
+}
+
+#[test]
+fn globals_of_files_beside_the_model_count_too() {
+    let copied = Copied::of(&fixture("hf/sharded"));
+    let flagged = |name: &str, bytes: &[u8]| {
+        fs::write(copied.path().join(name), bytes).unwrap();
+        let found = Run::of(ckptcmp().args(["check", "--json"]).arg(copied.path())).json();
+        assert_eq!(names(&found["globals"]), ["os.system"], "{name}");
+        fs::remove_file(copied.path().join(name)).unwrap();
+    };
+    flagged("training_args.bin", b"\x80\x02cos\nsystem\n.");
+    flagged("scheduler.pt", b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93.");
+    flagged("state.pkl", b"(dp0\ncos\nsystem\n.");
+}

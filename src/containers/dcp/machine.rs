@@ -14,6 +14,7 @@ use std::sync::Arc;
 use super::plans::PlansRange;
 use super::record::{Class, Record};
 use crate::base::limits::{LIMITS, OverLimit};
+use crate::containers::torch::globals::GlobalScan;
 use crate::containers::torch::pickle::stream::{MemoPlan, Next, StreamError, each_op};
 use crate::containers::torch::pickle::{Op, PickleErrorKind, PickleResult};
 use crate::storage::{FileSet, Region};
@@ -124,7 +125,12 @@ pub(super) fn run(
     region: Region,
 ) -> Result<(MetadataValue, MetadataMachine), StreamError> {
     let mut plans = PlansRange::default();
-    let plan = MemoPlan::of(files, region, |at, op| plans.look(at, op))?;
+    let mut globals = GlobalScan::default();
+    let plan = MemoPlan::of(files, region, |at, op| {
+        plans.look(at, op);
+        globals.see(op);
+    })?;
+    files.note_globals(region, globals.into_foreign());
     let plans = plans.found();
     let mut machine = MetadataMachine {
         stack: Vec::new(),

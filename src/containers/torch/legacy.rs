@@ -14,6 +14,7 @@ use std::io;
 
 use thiserror::Error;
 
+use super::globals;
 use super::pickle::{self, Pickle, PickleError, PickleErrorKind};
 use super::rebuild::{RebuildError, StorageId, Storages, key_text};
 use super::value::{Value, ValueId, Values};
@@ -108,6 +109,8 @@ pub(super) fn open(
     stream.next_pickle("sys_info")?;
     let object = stream.next_pickle("object")?;
     let keys = stream.next_pickle("storage keys")?;
+    let pickles = stream.head.get(..stream.at).unwrap_or_default();
+    files.note_globals(region, globals::foreign(pickles));
     let sizes = element_sizes(&object.values)?;
     let by_key = stream.storages(&keys, &sizes)?;
     let empty = Region { len: 0, ..region };

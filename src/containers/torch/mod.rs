@@ -9,6 +9,7 @@
 mod access;
 mod archive;
 mod end_record;
+pub mod globals;
 mod legacy;
 mod peek;
 pub mod pickle;
@@ -30,6 +31,7 @@ pub use legacy::LegacyError;
 pub use rebuild::RebuildError;
 pub use value::{Call, Value, ValueId, Values};
 
+use self::globals::Globals;
 use self::peek::Peek;
 use self::pickle::PickleError;
 use self::pickle::stream::StreamError;
@@ -156,7 +158,12 @@ impl TorchFile {
         let storage_folder = format!("{folder}data/");
         sums::verify_small(peek, &archive, data_pkl, &storage_folder)?;
         let byte_order = byte_order(peek, &archive, folder)?;
-        let pickle = read_pickle(peek, data_pkl)?;
+        let bytes = pickle_bytes(peek, data_pkl)?;
+        let pickle = pickle::read(&bytes)
+            .map_err(|source| TorchError::Pickle { name: data_pkl.name.clone(), source })?;
+        let foreign = globals::foreign(&bytes);
+        drop(bytes);
+        note_globals(peek, &archive, (data_pkl, foreign), &storage_folder)?;
         let by_key: HashMap<String, Region> = archive
             .entries()
             .iter()
@@ -278,7 +285,33 @@ fn find_pickle(archive: &Archive) -> Result<&ZipEntry, TorchError> {
     }
 }
 
-fn read_pickle(peek: &Peek<'_>, entry: &ZipEntry) -> Result<pickle::Pickle, TorchError> {
+/// Notes the foreign globals of the pickle and of all other entries that are pickles too.
+fn note_globals(
+    peek: &Peek<'_>,
+    archive: &Archive,
+    (pickle, mut found): (&ZipEntry, Globals),
+    storage_folder: &str,
+) -> Result<(), TorchError> {
+    for entry in archive.entries() {
+        let mut head = [0; 2];
+        let is_other = entry.name != pickle.name && !entry.name.starts_with(storage_folder);
+        if !is_other || entry.region.len < head.len() as u64 {
+            continue;
+        }
+        peek.read_part(&mut head, entry.region)?;
+        if !entry.name.ends_with(".pkl") && !globals::is_pickle(&head) {
+            continue;
+        }
+        for (name, count) in globals::foreign(&pickle_bytes(peek, entry)?) {
+            *found.entry(name).or_default() += count;
+        }
+    }
+    peek.files().note_globals(peek.region, found);
+    Ok(())
+}
+
+/// All bytes of an entry that is a pickle.
+fn pickle_bytes(peek: &Peek<'_>, entry: &ZipEntry) -> Result<Vec<u8>, TorchError> {
     let len = entry.region.len;
     let fitting = usize::try_from(len).ok().filter(|_| len <= LIMITS.pickle_bytes);
     let Some(fitting) = fitting else {
@@ -288,7 +321,7 @@ fn read_pickle(peek: &Peek<'_>, entry: &ZipEntry) -> Result<pickle::Pickle, Torc
     let mut bytes = vec![0; fitting];
     peek.read_part(&mut bytes, entry.region)?;
     sums::verify(entry, &bytes)?;
-    pickle::read(&bytes).map_err(|source| TorchError::Pickle { name: entry.name.clone(), source })
+    Ok(bytes)
 }
 
 /// The record is there since torch 2.1; without it, torch takes storages for little-endian.
