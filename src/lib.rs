@@ -49,6 +49,7 @@
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites; [`names::families`] for those that are not Megatron's |
 //! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
 //! | [`catalog`] | what a checkpoint holds: tensors, ties, state of the run, problems; the one builder of it |
+//! | [`completeness`] | what a catalog's state announces, held against its names: what is missing |
 //! | [`formats`] | a path in, a catalog out; one folder a format |
 //! | [`dialects`] | a catalog of another dialect beside one of Megatron's -> the same names and shapes, as views |
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
@@ -89,6 +90,8 @@ pub mod catalog;
 pub mod cli;
 #[doc(hidden)]
 pub mod compare;
+#[doc(hidden)]
+pub mod completeness;
 #[doc(hidden)]
 pub mod containers;
 #[doc(hidden)]

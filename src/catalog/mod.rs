@@ -64,6 +64,18 @@ pub struct Origin {
     pub left_out: usize,
     /// The dialect of its names.
     pub naming: Naming,
+    /// All of a checkpoint, or a part of one.
+    pub extent: Extent,
+}
+
+/// All of a checkpoint, or a part of one that somebody named on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Extent {
+    /// All of it: what it announces should be there.
+    #[default]
+    Whole,
+    /// One rank, one of several files, an adapter: what is not there says nothing.
+    Part,
 }
 
 /// A part of a checkpoint: the model or its optimizer.

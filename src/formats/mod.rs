@@ -38,6 +38,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use crate::catalog::{Catalog, Problem};
+use crate::completeness;
 
 pub use error::{MissingFile, MissingShard, OpenError};
 pub use format::{Format, OpenOptions};
@@ -86,6 +87,8 @@ pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Catalog, Op
     catalog.notes.splice(0..0, root.notes);
     let rank_folders = FORMATS.iter().flat_map(|format| format.rank_folders);
     catalog.files.label_by_folder(rank_folders.copied().collect());
+    let missing = completeness::missing(&catalog);
+    catalog.problems.extend(missing);
     if let Some(merge) = options.replicas {
         catalog.merge_replicas(merge);
     }

@@ -1,6 +1,6 @@
 //! One file that `torch.save` wrote: any nest of dicts, lists and objects with tensors in it.
 
-use crate::catalog::{Catalog, CatalogBuilder, Origin};
+use crate::catalog::{Catalog, CatalogBuilder, Extent, Origin};
 use crate::containers::torch;
 use crate::names::Name;
 use crate::tensor::LogicalTensor;
@@ -24,6 +24,9 @@ pub(super) const FORMAT: Format = Format {
 /// Endings of the names of such files.
 const ENDINGS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 
+/// Words in the names of files that are one of several: a rank's, a layer's, a numbered one.
+const PARTS: [&str; 4] = ["rank", "layer_", "-of-", "consolidated."];
+
 /// Claims any file: if it is none of torch's, its reader says best what it is.
 fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
     if !probe.is_file() {
@@ -36,8 +39,13 @@ fn claim(probe: &Probe) -> Result<Option<Claim>, OpenError> {
 
 fn read(root: &Root, _: &OpenOptions) -> Result<Catalog, OpenError> {
     let OpenedTorch { files, torch, .. } = root.probe.take_torch()?;
-    let origin = Origin { format: FORMAT.name, shards: 1, ..Origin::default() };
+    let is_part = PARTS.iter().any(|word| root.probe.name().contains(word));
+    let extent = if is_part { Extent::Part } else { Extent::Whole };
+    let origin = Origin { format: FORMAT.name, shards: 1, extent, ..Origin::default() };
     let mut catalog = CatalogBuilder::new(origin, files);
+    if is_part {
+        catalog.note("one of several files, compared as the part that it is");
+    }
     let (tensors, problems) = tensors_of(&torch, &root.path);
     catalog.problems(problems);
     for (name, stored) in tensors {

@@ -16,11 +16,15 @@ macro_rules! arg_names {
 }
 
 arg_names! {
+    ACCOUNT_FOR_EMBEDDING_IN_PIPELINE_SPLIT = "account_for_embedding_in_pipeline_split",
+    ACCOUNT_FOR_LOSS_IN_PIPELINE_SPLIT = "account_for_loss_in_pipeline_split",
     CONTEXT_PARALLEL_SIZE = "context_parallel_size",
     DATA_PARALLEL_SIZE = "data_parallel_size",
     DDP_BUCKET_SIZE = "ddp_bucket_size",
     DDP_NUM_BUCKETS = "ddp_num_buckets",
     DDP_PAD_BUCKETS_FOR_HIGH_NCCL_BUSBW = "ddp_pad_buckets_for_high_nccl_busbw",
+    DECODER_FIRST_PIPELINE_NUM_LAYERS = "decoder_first_pipeline_num_layers",
+    DECODER_LAST_PIPELINE_NUM_LAYERS = "decoder_last_pipeline_num_layers",
     DECODER_NUM_LAYERS = "decoder_num_layers",
     ENCODER_NUM_LAYERS = "encoder_num_layers",
     ENCODER_PIPELINE_MODEL_PARALLEL_SIZE = "encoder_pipeline_model_parallel_size",

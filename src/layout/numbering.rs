@@ -215,7 +215,8 @@ fn declared_layers(stack: &str, args: &RunArgs) -> (ArgName, Option<u64>) {
         .unwrap_or((ArgName::NUM_LAYERS, None))
 }
 
-/// Layers a chunk, where some of them have no parameters and so leave no name behind: as `args` lists them, else even.
+/// Layers a chunk, where some leave no name behind: they have no parameters, or are missing. A checkpoint that lacks layers
+/// is told so elsewhere; here the others keep their numbers.
 fn stage_sizes(
     counts: &BTreeMap<ModelChunk, u64>,
     declared: u64,
@@ -225,15 +226,51 @@ fn stage_sizes(
         .iter()
         .find_map(|name| args.sizes(*name))
         .filter(|sizes| sizes.len() == counts.len() && sizes.iter().sum::<u64>() == declared);
-    let chunks = counts.len() as u64;
-    let sizes: Vec<u64> = match listed {
-        Some(sizes) => sizes,
-        None if declared.is_multiple_of(chunks) => vec![declared / chunks; counts.len()],
-        None => return None,
-    };
+    let sizes = listed
+        .or_else(|| uneven_ends(counts, declared, args))
+        .or_else(|| even_sizes(counts.len(), declared, args))?;
     let sizes: BTreeMap<ModelChunk, u64> = counts.keys().copied().zip(sizes).collect();
     let fits = counts.iter().all(|(chunk, count)| count <= &sizes[chunk]);
     fits.then_some(sizes)
+}
+
+/// First and last stages of a size of their own, the others even (Megatron-Core 0.9 to 0.19, `get_num_layers_to_build`).
+fn uneven_ends(
+    counts: &BTreeMap<ModelChunk, u64>,
+    declared: u64,
+    args: &RunArgs,
+) -> Option<Vec<u64>> {
+    let [first, last] =
+        [ArgName::DECODER_FIRST_PIPELINE_NUM_LAYERS, ArgName::DECODER_LAST_PIPELINE_NUM_LAYERS]
+            .map(|name| args.size(name));
+    let ends = u64::from(first.is_some()) + u64::from(last.is_some());
+    let others = (counts.len() as u64).checked_sub(ends)?;
+    if ends == 0 || counts.keys().any(|chunk| chunk.vp > 0) {
+        return None;
+    }
+    let rest = declared.checked_sub(first.unwrap_or(0))?.checked_sub(last.unwrap_or(0))?;
+    let is_even = if others == 0 { rest == 0 } else { rest.is_multiple_of(others) };
+    let even = vec![rest / others.max(1); usize::try_from(others).ok()?];
+    is_even.then(|| first.into_iter().chain(even).chain(last).collect())
+}
+
+/// Chunks of one size; the first and the last may be one shorter, for the embeddings and the loss.
+fn even_sizes(chunks: usize, declared: u64, args: &RunArgs) -> Option<Vec<u64>> {
+    let [embedding, loss] = [
+        ArgName::ACCOUNT_FOR_EMBEDDING_IN_PIPELINE_SPLIT,
+        ArgName::ACCOUNT_FOR_LOSS_IN_PIPELINE_SPLIT,
+    ]
+    .map(|name| u64::from(args.is_on(name)));
+    let total = declared + embedding + loss;
+    if !total.is_multiple_of(chunks as u64) {
+        return None;
+    }
+    let mut sizes = vec![total / chunks as u64; chunks];
+    let first = sizes.first_mut()?;
+    *first = first.checked_sub(embedding)?;
+    let last = sizes.last_mut()?;
+    *last = last.checked_sub(loss)?;
+    Some(sizes)
 }
 
 /// The place of a rank's experts among those of all ranks.
@@ -327,6 +364,28 @@ mod tests {
         let stages = counts(&[(0, 0, 1), (0, 1, 2), (0, 2, 1)]);
         let known = args(&[("num_layers", PlainValue::Int(5))]);
         assert!(LayerNumbers::new("decoder.", &stages, &known).is_err());
+    }
+
+    #[test]
+    fn a_lost_layer_moves_no_other_one() {
+        let int = |name, value| (name, PlainValue::Int(value));
+        let on = |name| (name, PlainValue::Bool(true));
+        let (first, last) =
+            ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers");
+        let (embedding, loss) =
+            ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split");
+        for (given, sizes, starts) in [
+            (vec![int("num_layers", 6)], [1, 2, 2], [0, 2, 4]),
+            (vec![int("num_layers", 7), int(first, 1), int(last, 2)], [1, 3, 2], [0, 1, 5]),
+            (vec![int("num_layers", 7), int(last, 1)], [3, 2, 1], [0, 3, 6]),
+            (vec![int("num_layers", 7), on(embedding), on(loss)], [2, 2, 2], [0, 2, 5]),
+        ] {
+            let stages: Vec<(u64, u64, u64)> =
+                (0..).zip(sizes).map(|(pp, size)| (0, pp, size)).collect();
+            let numbers = LayerNumbers::new("decoder.", &counts(&stages), &args(&given)).unwrap();
+            let found = [0, 1, 2].map(|pp| numbers.global(ModelChunk { vp: 0, pp }, 0));
+            assert_eq!(found, starts, "{given:?}");
+        }
     }
 
     proptest! {

@@ -12,6 +12,7 @@
 mod common;
 
 mod check;
+mod completeness;
 mod determinism;
 mod faults;
 mod finding;

@@ -235,14 +235,20 @@ fn any_changed_element_of_any_tensor_is_found_under_its_name() {
 #[test]
 fn names_on_one_side_only_are_a_difference_and_listed() {
     let copied = Copied::of(&small());
-    let other = "decoder.final_mystery10.weight";
-    rename_key(&copied.path(), NORM, other);
+    let named = |norm: &str| [0, 1].map(|layer| format!("decoder.layers.{layer}.{norm}.weight"));
+    let (known, other) = (named("pre_mlp_layernorm"), named("pre_mlp_mystery77"));
+    for (known, other) in known.iter().zip(&other) {
+        rename_key(&copied.path(), known, other);
+    }
     let run = compare(&copied.path(), &small());
-    assert_eq!(run.code, 1);
-    assert!(run.stderr.contains(&format!("only in a: 1 tensor\n{other}\n")), "{}", run.stderr);
-    assert!(run.stderr.contains(&format!("only in b: 1 tensor\n{NORM}\n")), "{}", run.stderr);
-    assert_eq!(run.verdict(), "different: 14 tensors equal, 1 only in a, 1 only in b");
-    assert_eq!(names(&run.json()).len(), 14);
+    assert_eq!(run.code, 1, "{run:?}");
+    let listed = |side: &str, names: [String; 2]| {
+        format!("only in {side}: 2 tensors\n{}\n", names.join("\n"))
+    };
+    assert!(run.stderr.contains(&listed("a", other)), "{}", run.stderr);
+    assert!(run.stderr.contains(&listed("b", known)), "{}", run.stderr);
+    assert_eq!(run.verdict(), "different: 13 tensors equal, 2 only in a, 2 only in b");
+    assert_eq!(names(&run.json()).len(), 13);
 }
 
 #[test]

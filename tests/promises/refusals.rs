@@ -291,12 +291,15 @@ fn a_rule_that_cannot_be_read_is_bad_usage() {
 #[test]
 fn an_unknown_name_of_an_only_shard_is_taken_whole_with_a_note() {
     let copied = Copied::of(&layout("gpt-small/tp1"));
-    let (known, unknown) = ("decoder.final_layernorm.weight", "decoder.final_mystery10.weight");
-    rename_key(&copied.path(), known, unknown);
+    let named = |norm: &str| [0, 1].map(|layer| format!("decoder.layers.{layer}.{norm}.weight"));
+    let unknown = named("pre_mlp_mystery77");
+    for (known, unknown) in named("pre_mlp_layernorm").iter().zip(&unknown) {
+        rename_key(&copied.path(), known, unknown);
+    }
     let run = compare(&copied.path(), &copied.path());
     assert_all_equal(&run);
-    assert!(names(&run.json()).contains(&unknown));
-    assert!(run.stderr.contains("no sharding rule for 1 name"), "{}", run.stderr);
+    assert!(unknown.iter().all(|name| names(&run.json()).contains(&name.as_str())));
+    assert!(run.stderr.contains("no sharding rule for 2 names"), "{}", run.stderr);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Extent, Origin, Problem, Section};
 use crate::containers::safetensors::Safetensors;
 use crate::names::Name;
 use crate::storage::{FileSet, is_of_system};
@@ -122,7 +122,8 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             ),
         });
     };
-    let origin = Origin { format: FORMAT.name, ..Origin::default() };
+    let extent = if source.is_part(is_file) { Extent::Part } else { Extent::Whole };
+    let origin = Origin { format: FORMAT.name, extent, ..Origin::default() };
     let mut catalog = CatalogBuilder::new(origin, FileSet::default());
     catalog.notes(source.notes(is_file));
     let bounds = Bounds::new(path);

@@ -15,9 +15,12 @@ const KINDS: [(&str, &str); 6] = [
     ("pytorch_model", "bin"),
     ("diffusion_pytorch_model", "safetensors"),
     ("diffusion_pytorch_model", "bin"),
-    ("adapter_model", "safetensors"),
-    ("adapter_model", "bin"),
+    (ADAPTER, "safetensors"),
+    (ADAPTER, "bin"),
 ];
+
+/// The weights that PEFT trains beside a model.
+const ADAPTER: &str = "adapter_model";
 
 /// The parts that torch's distributed checkpoint writes; another format puts their tensors together.
 const DISTRIBUTED: &str = "shard-";
@@ -154,6 +157,17 @@ impl ModelFiles {
         })
     }
 
+    /// Tells whether they are a part of a model: one of several files, which the user named, or an adapter.
+    pub(super) fn is_part(&self, is_file: bool) -> bool {
+        let is_numbered = |file: &String| Numbered::parse(file).is_some_and(|part| part.count > 1);
+        self.is_adapter() || (is_file && self.files.iter().any(is_numbered))
+    }
+
+    fn is_adapter(&self) -> bool {
+        let taken = self.files.first().or(self.index.as_ref());
+        taken.is_some_and(|file| file.starts_with(ADAPTER))
+    }
+
     /// Notes on the choice; `is_file` where the user named a file and not a folder.
     pub(super) fn notes(&self, is_file: bool) -> Vec<String> {
         let mut notes = Vec::new();
@@ -162,6 +176,9 @@ impl ModelFiles {
             && part.count > 1
         {
             notes.push(format!("one of {} files, compared as the part that it is", part.count));
+        }
+        if self.is_adapter() {
+            notes.push("an adapter, compared as the part of a model that it is".to_owned());
         }
         if let Some(first) = self.ignored.first() {
             let taken = self.index.as_ref().or(self.files.first()).map_or("", String::as_str);

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Extent, Origin, Problem, Section};
 use crate::formats::error::{MissingShard, OpenError};
 use crate::formats::files::add;
 use crate::formats::format::OpenOptions;
@@ -97,7 +97,12 @@ pub(super) fn read_single(
     let optimizer = if is_folder { optimizer_file(&root.probe) } else { None };
     let rank = RankFiles::add(&mut files, String::new(), folder, file, optimizer)?;
     let rank = rank.read(&files, RankCoord::default(), options)?;
-    Ok(run.into_catalog(files, vec![rank], root, options))
+    let mut catalog = run.into_catalog(files, vec![rank], root, options);
+    // Nothing beside it says how many ranks there were.
+    if !is_folder {
+        catalog.origin.extent = Extent::Part;
+    }
+    Ok(catalog)
 }
 
 /// Reads all ranks of a step.
@@ -360,6 +365,7 @@ impl Run {
             iteration: trainer_state::integer(&self.state, "global_step").or(root.iteration),
             shards: ranks.len(),
             naming: names::Naming::InfiniTrain,
+            extent: if self.is_shard { Extent::Part } else { Extent::Whole },
             ..Origin::default()
         };
         let catalog = CatalogBuilder::new(origin, files)

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
-use crate::catalog::{Catalog, Problem, Section};
+use crate::catalog::{Catalog, Extent, Problem, Section};
 use crate::containers::torch::TorchFile;
 use crate::formats::files::{add, open_torch};
 use crate::layout::{ArgName, ParallelLayout, RankCoord, RankName, RunArgs};
@@ -190,14 +190,25 @@ fn read_single(
     let whole = ParallelLayout::new(&[RankCoord::default()], &run_args);
     let layout = ParallelLayout::single(&run_args)
         .map_err(|source| OpenError::Layout { path: root.path.clone(), source })?;
-    run_args.forget_other_stages();
-    if let Ok(whole) = whole
-        && whole.tp * whole.pp * whole.ep > 1
-    {
-        let sizes = sizes_text(&whole);
-        notes.push(format!("one shard of {sizes}, compared as the shard that it is"));
+    let mut extent = Extent::Whole;
+    if rank.args.is_none() {
+        extent = Extent::Part;
+        notes
+            .push("one rank, of how many nobody says: compared as the shard that it is".to_owned());
+    }
+    match whole {
+        Ok(whole) if whole.tp * whole.pp * whole.ep == 1 => {}
+        Ok(whole) => {
+            run_args.forget_other_stages();
+            extent = Extent::Part;
+            let sizes = sizes_text(&whole);
+            notes.push(format!("one shard of {sizes}, compared as the shard that it is"));
+        }
+        Err(_) => extent = Extent::Part,
     }
     let ranks = vec![(RankCoord::default(), rank)];
     let checkpoint = RankedCheckpoint { root, files, layout, run_args, ranks, notes };
-    Ok(checkpoint.into_catalog(FORMAT.name, options))
+    let mut catalog = checkpoint.into_catalog(FORMAT.name, options);
+    catalog.origin.extent = extent;
+    Ok(catalog)
 }

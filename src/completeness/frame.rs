@@ -1,0 +1,166 @@
+//! The frame around the layers: embeddings before them, a norm and an output layer behind them.
+
+use crate::catalog::Problem;
+use crate::names::Naming;
+
+use super::Present;
+use super::announced::Announced;
+use super::stacks::{Stack, module};
+
+/// What stands around a list of layers.
+struct Frame {
+    naming: Naming,
+    /// The list, and beginnings of names that are in its layers.
+    layers: &'static str,
+    signs: &'static [&'static str],
+    embedding: &'static str,
+    /// The final norm, by one of its names.
+    norm: &'static [&'static str],
+    /// The output layer, where it need not be tied.
+    output: Option<&'static str>,
+    /// The output layer is never tied.
+    is_untied: bool,
+    /// The modules of its layers: those that have no others differ only as it is announced.
+    modules: &'static [&'static str],
+}
+
+/// Modules of the layers of Llama and its kin; the last ones are of layers that predict further tokens.
+const LLAMA: &[&str] = &[
+    "self_attn",
+    "mlp",
+    "block_sparse_moe",
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    "eh_proj",
+    "enorm",
+    "hnorm",
+    "shared_head",
+    "embed_tokens",
+];
+const GPT2: &[&str] = &["ln_1", "attn", "ln_2", "mlp"];
+const GPT_NEOX: &[&str] = &["input_layernorm", "attention", "post_attention_layernorm", "mlp"];
+
+/// All frames: Megatron-Core (`core/models/gpt`, `T5`, `bert`, `multimodal`), transformers 4 and 5, gpt-neox, InfiniTrain.
+#[rustfmt::skip]
+const FRAMES: &[Frame] = &[
+    Frame { naming: Naming::Canonical, layers: "decoder.layers.", signs: &[""], embedding: "embedding.word_embeddings.weight", norm: &["decoder.final_layernorm.weight"], output: Some("output_layer.weight"), is_untied: false, modules: &[] },
+    Frame { naming: Naming::Canonical, layers: "encoder.layers.", signs: &[""], embedding: "embedding.word_embeddings.weight", norm: &["encoder.final_layernorm.weight"], output: None, is_untied: false, modules: &[] },
+    Frame { naming: Naming::Canonical, layers: "language_model.decoder.layers.", signs: &[""], embedding: "language_model.embedding.word_embeddings.weight", norm: &["language_model.decoder.final_layernorm.weight"], output: Some("language_model.output_layer.weight"), is_untied: false, modules: &[] },
+    Frame { naming: Naming::Modules, layers: "model.layers.", signs: &["self_attn.", "input_layernorm.", "mlp."], embedding: "model.embed_tokens.weight", norm: &["model.norm.weight"], output: Some("lm_head.weight"), is_untied: false, modules: LLAMA },
+    Frame { naming: Naming::Modules, layers: "model.language_model.layers.", signs: &["self_attn.", "input_layernorm.", "mlp."], embedding: "model.language_model.embed_tokens.weight", norm: &["model.language_model.norm.weight"], output: Some("lm_head.weight"), is_untied: false, modules: LLAMA },
+    Frame { naming: Naming::Modules, layers: "transformer.h.", signs: &["attn.", "ln_1.", "mlp."], embedding: "transformer.wte.weight", norm: &["transformer.ln_f.weight"], output: Some("lm_head.weight"), is_untied: false, modules: GPT2 },
+    Frame { naming: Naming::Modules, layers: "gpt_neox.layers.", signs: &["attention.", "input_layernorm."], embedding: "gpt_neox.embed_in.weight", norm: &["gpt_neox.final_layer_norm.weight"], output: Some("embed_out.weight"), is_untied: false, modules: GPT_NEOX },
+    Frame { naming: Naming::Modules, layers: "layers.", signs: &["attention.query_key_value.", "input_layernorm."], embedding: "word_embeddings.weight", norm: &["final.norm.weight", "final.norm.scale"], output: Some("final_linear.weight"), is_untied: false, modules: &[] },
+    Frame { naming: Naming::InfiniTrain, layers: "transformer.h.", signs: &["attn.", "mlp.c_fc2."], embedding: "transformer.wte.weight", norm: &["transformer.ln_f.weight"], output: Some("lm_head.weight"), is_untied: true, modules: GPT2 },
+    Frame { naming: Naming::InfiniTrain, layers: "transformer.h.", signs: &["attn.", "ln_1.bias"], embedding: "transformer.wte.weight", norm: &["transformer.ln_f.weight"], output: Some("lm_head.weight"), is_untied: false, modules: GPT2 },
+];
+
+/// Ends of the names of models with an output layer over the vocabulary.
+const WITH_OUTPUT: [&str; 3] = ["ForCausalLM", "LMHeadModel", "ForConditionalGeneration"];
+
+/// Parts of the frame that are missing.
+pub(super) fn missing(present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem> {
+    let frames = FRAMES.iter().filter(|frame| frame.naming == present.naming);
+    let mut problems = Vec::new();
+    for frame in frames.filter(|frame| frame.is_around(present)) {
+        problems.extend(frame.missing(present, announced));
+    }
+    // An encoder and its decoder share their embeddings.
+    problems.sort();
+    problems.dedup();
+    problems
+}
+
+/// Says whether a list of layers is that of a family whose layers may differ in what is not announced.
+pub(super) fn is_mixed(stack: &Stack<'_>, present: &Present<'_>) -> bool {
+    let is_own = |frame: &&Frame| frame.naming == present.naming && frame.modules.is_empty();
+    FRAMES.iter().filter(is_own).any(|frame| frame.is_of(stack))
+}
+
+/// Says whether a list of layers is that of a family whose layers differ only as it is announced.
+pub(super) fn is_known(stack: &Stack<'_>, present: &Present<'_>) -> bool {
+    let mut frames = FRAMES.iter().filter(|frame| frame.naming == present.naming);
+    frames.any(|frame| {
+        let mut names = stack.layers.values().flat_map(|layer| &layer.names);
+        frame.is_of(stack) && names.all(|name| frame.modules.contains(&module(name)))
+    })
+}
+
+impl Frame {
+    fn is_of(&self, stack: &Stack<'_>) -> bool {
+        let has = |sign: &&str| {
+            let mut names = stack.layers.values().flat_map(|layer| &layer.names);
+            names.any(|name| name.starts_with(*sign))
+        };
+        stack.path == self.layers && stack.is_of_layers() && self.signs.iter().all(has)
+    }
+
+    fn is_around(&self, present: &Present<'_>) -> bool {
+        present.stacks.iter().any(|stack| self.is_of(stack))
+    }
+
+    fn missing(&self, present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem> {
+        let problem = |name: &str, why: String| Problem::of_tensor(name, format!("missing: {why}"));
+        let list = self.layers.trim_end_matches('.');
+        let mut problems = Vec::new();
+        let own = self.is_untied.then(|| (false, "models of this kind store it".to_owned()));
+        let tied = announced.is_tied().or(own);
+        let is_tied = |output: &str| matches!(tied, Some((true, _))) && present.has(output);
+        if !present.has(self.embedding) && !self.output.is_some_and(is_tied) {
+            // A family with names of its own is not this one.
+            if self.has_other(present, &["embed", "wte"]) {
+                return problems;
+            }
+            problems.push(problem(self.embedding, format!("there is none before {list}")));
+        }
+        if let Some(norm) = self.norm.first()
+            && !self.norm.iter().any(|norm| present.has(norm))
+            && !self.has_other(present, &["norm", "ln_f"])
+        {
+            problems.push(problem(norm, format!("there is none behind {list}")));
+        }
+        if let Some(output) = self.output
+            && let Some((false, words)) = tied
+            && !present.has(output)
+            && !self.has_other_output(present)
+            && self.needs_output(present, announced)
+        {
+            problems.push(problem(output, words));
+        }
+        problems
+    }
+
+    /// Says whether something else beside the layers goes by one of these words: a model with names of its own.
+    fn has_other(&self, present: &Present<'_>, words: &[&str]) -> bool {
+        if self.naming == Naming::Canonical {
+            return false;
+        }
+        let module =
+            self.layers.trim_end_matches('.').rsplit_once('.').map_or("", |(module, _)| module);
+        let outside = present.weights.iter().filter(|name| !name.starts_with(self.layers));
+        // A bias stays behind where only its weight is gone.
+        let weights = outside.filter(|name| !name.ends_with("bias"));
+        let mut own = weights.filter_map(|name| name.strip_prefix(module));
+        own.any(|name| words.iter().any(|word| name.contains(word)))
+    }
+
+    /// Says whether something goes by another name for an output layer.
+    fn has_other_output(&self, present: &Present<'_>) -> bool {
+        let words = ["lm_head", "embed_out", "output"];
+        let mut names = present.weights.iter().filter(|name| !name.starts_with(self.layers));
+        self.naming == Naming::Modules
+            && names.any(|name| words.iter().any(|word| name.contains(word)))
+    }
+
+    /// Says whether the model has an output layer over the vocabulary, and not a head of another kind or none.
+    fn needs_output(&self, present: &Present<'_>, announced: &Announced<'_>) -> bool {
+        match announced.architecture {
+            Some(name) => WITH_OUTPUT.iter().any(|end| name.ends_with(end)),
+            None => !["score.", "classifier.", "v_head.", "value_head.", "reward_head."]
+                .iter()
+                .any(|head| present.weights.iter().any(|name| name.starts_with(head))),
+        }
+    }
+}

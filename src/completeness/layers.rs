@@ -1,0 +1,208 @@
+//! Lists of layers: all of them there, and those of one kind with the same names.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::catalog::Problem;
+use crate::names::Naming;
+use crate::names::index::is_number;
+
+use super::Present;
+use super::announced::{Announced, Role, Said, Tower};
+use super::kin::{Lack, lacks};
+use super::stacks::Stack;
+use super::{frame, numbers, partners};
+
+/// Lists that Megatron's names have, announced or not.
+const DECODER: &str = "decoder.layers.";
+const ENCODER: &str = "encoder.layers.";
+const PREDICTION: &str = "mtp.layers.";
+
+/// The layer within a layer that predicts further tokens: one more of the decoder's last kind.
+const INNER: &str = "transformer_layer.";
+
+/// A decoder that has one layer less than it says: the first prediction counts (transformers, `modeling_mask2former.py`).
+const MASK_FORMER: &str = "transformer_module";
+
+/// Layers, and names in layers, that are missing.
+pub(super) fn missing(present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for stack in &present.stacks {
+        let said = if is_main(stack, present) { announced.layers(stack.path) } else { None };
+        problems.extend(gaps(stack, said.as_ref(), present));
+        problems.extend(irregular(stack, present, announced));
+    }
+    if present.naming == Naming::Canonical {
+        problems.extend(whole_lists(present, announced));
+        problems.extend(inner_layers(present, announced));
+    }
+    problems
+}
+
+/// Says whether a list is the one that a number of layers is said of: the largest of those that it could be said of.
+fn is_main(stack: &Stack<'_>, present: &Present<'_>) -> bool {
+    let is_alike = |other: &&Stack<'_>| {
+        let [own, others] = [stack.path, other.path].map(Role::of);
+        let is_same_role = own == others || own == Role::Only || others == Role::Only;
+        is_same_role && Tower::of(stack.path) == Tower::of(other.path) && stack.path != other.path
+    };
+    let is_stage = stack.path.split('.').any(|part| is_number(part) || part == MASK_FORMER);
+    !is_stage && present.stacks.iter().filter(is_alike).all(|other| other.size < stack.size)
+}
+
+/// Numbers that no layer has, up to the announced end or the last one there is.
+fn gaps(stack: &Stack<'_>, said: Option<&Said>, present: &Present<'_>) -> Option<Problem> {
+    if present.naming != Naming::Canonical && !stack.is_of_layers() {
+        return None;
+    }
+    let end = stack.end();
+    let wanted = said.map_or(end, |said| said.value.max(end));
+    let gaps = numbers::gaps(stack.layers.keys(), wanted);
+    if gaps.is_empty() {
+        return None;
+    }
+    let text = numbers::text(&gaps);
+    let name = match gaps[..] {
+        [(first, last)] if first == last => format!("{}{first}", stack.path),
+        _ => stack.list().to_owned(),
+    };
+    let lost = match numbers::count(&gaps) {
+        1 => format!("layer {text} is missing"),
+        _ => format!("layers {text} are missing"),
+    };
+    let message = match said {
+        Some(said) if said.value >= end => {
+            let found = stack.layers.len();
+            format!(
+                "{lost}: {}; if the model has {found} layers, say so with --set num_layers={found}",
+                said.text
+            )
+        }
+        _ => format!("{lost}: the others go up to {}", end - 1),
+    };
+    Some(Problem::of_tensor(name, message))
+}
+
+/// Layers that lack what their kin have, or what goes with something that they have.
+fn irregular(stack: &Stack<'_>, present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem> {
+    let kinds = announced.kinds(stack);
+    let mut groups: BTreeMap<Vec<u64>, Vec<_>> = BTreeMap::new();
+    for (number, layer) in &stack.layers {
+        groups.entry(kinds.of(*number)).or_default().push((*number, &layer.names));
+    }
+    let is_known = frame::is_known(stack, present);
+    let is_canonical = present.naming == Naming::Canonical;
+    let is_certain = announced.is_certain || is_known;
+    if !is_certain && !is_canonical && !stack.is_of_layers() {
+        return Vec::new();
+    }
+    let mut lacks: Vec<Lack<'_>> =
+        groups.values().flat_map(|group| lacks(group, is_certain)).collect();
+    // What nobody knows need not be in every layer.
+    lacks.iter_mut().for_each(|lack| lack.names.retain(|name| present.is_known(name)));
+    lacks.retain(|lack| !lack.names.is_empty());
+    let mut alone: BTreeMap<(String, String), BTreeSet<u64>> = BTreeMap::new();
+    let has_partners = is_canonical || is_known || frame::is_mixed(stack, present);
+    for (number, layer) in stack.layers.iter().filter(|_| has_partners) {
+        let own = || lacks.iter().filter(|lack| lack.members.contains(number));
+        for (name, beside) in partners::lacks(&layer.names, present.naming) {
+            let is_told = own().any(|lack| lack.names.iter().any(|told| told.starts_with(&name)));
+            if !is_told && !name.starts_with(INNER) {
+                alone.entry((name, beside)).or_default().insert(*number);
+            }
+        }
+    }
+    let mut problems: Vec<Problem> = lacks.iter().map(|lack| of_lack(stack, lack)).collect();
+    problems.extend(alone.into_iter().map(|((name, beside), layers)| {
+        problem(stack, &layers, &[&name], &format!("though {beside} is there"))
+    }));
+    problems
+}
+
+fn of_lack(stack: &Stack<'_>, lack: &Lack<'_>) -> Problem {
+    let kin = match lack.kin {
+        1 => "which another one of the kind has".to_owned(),
+        kin => format!("which {kin} others of the kind have"),
+    };
+    let names: Vec<&str> = lack.names.iter().copied().collect();
+    problem(stack, &lack.members, &names, &kin)
+}
+
+/// Names that some layers lack, and why they should not.
+fn problem(stack: &Stack<'_>, layers: &BTreeSet<u64>, names: &[&str], why: &str) -> Problem {
+    let first = names.first().copied().unwrap_or_default();
+    let lost = match names.len() {
+        1 => first.to_owned(),
+        count => format!("{first} and {} more", count - 1),
+    };
+    match (layers.first().filter(|_| layers.len() == 1), names) {
+        (Some(layer), [name]) => {
+            Problem::of_tensor(format!("{}{layer}.{name}", stack.path), format!("missing, {why}"))
+        }
+        (Some(layer), _) => {
+            Problem::of_tensor(format!("{}{layer}", stack.path), format!("lacks {lost}, {why}"))
+        }
+        (None, _) => {
+            let layers = numbers::text_of(layers);
+            Problem::of_tensor(stack.list(), format!("layers {layers} lack {lost}, {why}"))
+        }
+    }
+}
+
+/// Layers within layers that predict further tokens, held against the decoder's of its last kind (Megatron-Core
+/// `core/models/gpt/gpt_layer_specs.py`, `get_gpt_mtp_block_spec`).
+fn inner_layers(present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem> {
+    let list = |path| present.stacks.iter().find(|stack| stack.path == path);
+    let (Some(decoder), Some(prediction)) = (list(DECODER), list(PREDICTION)) else {
+        return Vec::new();
+    };
+    let kinds = announced.kinds(decoder);
+    let last = decoder.end() - 1;
+    let kin = decoder.layers.iter().filter(|(number, _)| kinds.of(**number) == kinds.of(last));
+    let kin: Vec<_> = kin.map(|(number, layer)| (*number, &layer.names)).collect();
+    let mut problems = Vec::new();
+    for (number, layer) in &prediction.layers {
+        let inner = layer.names.iter().filter_map(|name| name.strip_prefix(INNER));
+        let inner: BTreeSet<Cow<'_, str>> = inner.map(Cow::from).collect();
+        // Its number is one that no layer of the decoder has.
+        let all = [&kin[..], &[(u64::MAX, &inner)]].concat();
+        let own = lacks(&all, true).into_iter().filter(|lack| lack.members.contains(&u64::MAX));
+        for lack in own.filter(|_| !inner.is_empty()) {
+            let names: Vec<String> =
+                lack.names.iter().map(|name| format!("{INNER}{name}")).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let why = "which the last layers of the decoder have";
+            problems.push(problem(prediction, &BTreeSet::from([*number]), &names, why));
+        }
+    }
+    problems
+}
+
+/// Lists of Megatron's that are announced and of which there is nothing.
+fn whole_lists(present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem> {
+    let has = |path: &str| present.stacks.iter().any(|stack| stack.path == path);
+    let crosses = present.stacks.iter().filter(|stack| stack.path == DECODER).any(|stack| {
+        stack
+            .layers
+            .values()
+            .any(|layer| layer.names.iter().any(|name| name.starts_with("cross_attention.")))
+    });
+    // Every model has one of the two; only a decoder that looks at an encoder has both.
+    let is_wanted = |path: &str| match path {
+        DECODER => present.stacks.is_empty() || announced.has_decoder(),
+        ENCODER => crosses,
+        _ => true,
+    };
+    let absent =
+        [DECODER, ENCODER, PREDICTION].into_iter().filter(|path| !has(path) && is_wanted(path));
+    let said = absent.filter_map(|path| Some((path, announced.layers(path)?)));
+    let missing = said.filter(|(_, said)| said.value > 0);
+    missing
+        .map(|(path, said)| {
+            Problem::of_tensor(
+                path.trim_end_matches('.'),
+                format!("missing altogether: {}", said.text),
+            )
+        })
+        .collect()
+}

@@ -1,0 +1,170 @@
+//! Lists of layers in names, the names in each layer, and the experts of each.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::names::index::index;
+
+/// Lists that are judged.
+const MOST: usize = 256;
+
+/// Components of a name that a layer's number follows.
+const LISTS: [&str; 7] = ["layers", "layer", "h", "blocks", "block", "resblocks", "encoder_layers"];
+
+/// Components that an expert's number follows (Megatron-Core, Hugging Face, DeepSpeed `moe/experts.py`).
+const EXPERTS: [&str; 3] = ["local_experts", "experts", "deepspeed_experts"];
+
+/// Words for what mixes tokens in a layer.
+const MIXERS: [&str; 5] = ["attention", "attn", "mixer", "mamba", "ssm"];
+
+/// The part of a component before an expert's number (transformers `switch_transformers`, `nllb_moe`).
+const EXPERT: &str = "expert_";
+
+/// A list of layers.
+#[derive(Debug)]
+pub(super) struct Stack<'n> {
+    /// All that stands before a layer's number: `decoder.layers.`
+    pub path: &'n str,
+    pub layers: BTreeMap<u64, Layer<'n>>,
+    /// Names in all its layers.
+    pub size: usize,
+}
+
+/// What is in one layer.
+#[derive(Debug, Default)]
+pub(super) struct Layer<'n> {
+    /// Names behind its number; an expert's number is `*`.
+    pub names: BTreeSet<Cow<'n, str>>,
+    /// Its experts by list (`mlp.experts.`) and number, with the names behind that.
+    pub experts: BTreeMap<&'n str, BTreeMap<u64, BTreeSet<&'n str>>>,
+}
+
+/// The lists of layers among these names, in order.
+pub(super) fn of<'n>(names: impl Iterator<Item = &'n str>) -> Vec<Stack<'n>> {
+    let mut stacks: BTreeMap<&str, BTreeMap<u64, Layer<'n>>> = BTreeMap::new();
+    for name in names {
+        let Some((path, number, rest)) = split_layer(name) else { continue };
+        let layer = stacks.entry(path).or_default().entry(number).or_default();
+        match split_expert(rest) {
+            Some((list, expert, part)) => {
+                layer.names.insert(format!("{list}*.{part}").into());
+                layer.experts.entry(list).or_default().entry(expert).or_default().insert(part);
+            }
+            None => {
+                layer.names.insert(rest.into());
+            }
+        }
+    }
+    let stack = |(path, layers): (&'n str, BTreeMap<u64, Layer<'n>>)| {
+        let size = layers.values().map(|layer| layer.names.len()).sum();
+        Stack { path, layers, size }
+    };
+    // So many are no model's; what is behind the limit is not judged.
+    stacks.into_iter().take(MOST).map(stack).collect()
+}
+
+/// The list that a name's layer is in.
+pub(super) fn path(name: &str) -> Option<&str> {
+    split_layer(name).map(|(path, ..)| path)
+}
+
+/// Cuts a name at the number of its layer: what is before, the number, what follows its dot.
+fn split_layer(name: &str) -> Option<(&str, u64, &str)> {
+    split_at_number(name, |before| LISTS.contains(&before))
+}
+
+/// Cuts the rest of a layer's name at the number of an expert.
+fn split_expert(rest: &str) -> Option<(&str, u64, &str)> {
+    let numbered = || split_at_number(rest, |before| EXPERTS.contains(&before));
+    let worded = || {
+        let (at, _) = rest.match_indices(EXPERT).find(|(at, _)| rest[..*at].ends_with('.'))?;
+        let list = &rest[..at + EXPERT.len()];
+        let (number, part) = rest[list.len()..].split_once('.')?;
+        Some((list, index(number)?, part))
+    };
+    numbered().or_else(worded)
+}
+
+/// Cuts a name at the first number behind a component of this kind.
+fn split_at_number(name: &str, is_list: impl Fn(&str) -> bool) -> Option<(&str, u64, &str)> {
+    let mut start = 0;
+    let mut before = "";
+    while let Some(length) = name[start..].find('.') {
+        let component = &name[start..start + length];
+        let behind = start + length + 1;
+        if is_list(before)
+            && let Some(number) = index(component)
+        {
+            return Some((&name[..start], number, &name[behind..]));
+        }
+        (before, start) = (component, behind);
+    }
+    None
+}
+
+impl Stack<'_> {
+    /// The name of the list: `decoder.layers`.
+    pub(super) fn list(&self) -> &str {
+        self.path.trim_end_matches('.')
+    }
+
+    /// Says whether its members look like layers of a model, and not like stages of a convolution or a list of linears.
+    pub(super) fn is_of_layers(&self) -> bool {
+        let names = || self.layers.values().flat_map(|layer| &layer.names);
+        let is_stage = |name: &Cow<'_, str>| index(module(name)).is_some();
+        let is_mixer = |name: &Cow<'_, str>| MIXERS.iter().any(|word| name.contains(word));
+        names().any(is_mixer) && !names().any(is_stage)
+    }
+
+    /// One more than the highest number.
+    pub(super) fn end(&self) -> u64 {
+        self.layers.last_key_value().map_or(0, |(last, _)| last.saturating_add(1))
+    }
+}
+
+/// The module of a name within its layer: its first component.
+pub(super) fn module(name: &str) -> &str {
+    name.split('.').next().unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_cut_at_layers_and_experts() {
+        assert_eq!(
+            split_layer("decoder.layers.12.mlp.linear_fc1.weight"),
+            Some(("decoder.layers.", 12, "mlp.linear_fc1.weight"))
+        );
+        assert_eq!(split_layer("layers.0.x"), Some(("layers.", 0, "x")));
+        assert_eq!(split_layer("decoder.layers.self_attention.weight"), None);
+        assert_eq!(split_layer("projector.0.weight"), None);
+        let expert = |rest| split_expert(rest);
+        assert_eq!(
+            expert("mlp.experts.local_experts.3.linear_fc1.weight"),
+            Some(("mlp.experts.local_experts.", 3, "linear_fc1.weight"))
+        );
+        assert_eq!(expert("mlp.experts.3.w1.weight"), Some(("mlp.experts.", 3, "w1.weight")));
+        let worded = Some(("ffn.experts.expert_", 7, "fc1.weight"));
+        assert_eq!(expert("ffn.experts.expert_7.fc1.weight"), worded);
+        assert_eq!(expert("mlp.shared_experts.gate.weight"), None);
+    }
+
+    #[test]
+    fn a_layer_knows_its_names_and_experts() {
+        let names = [
+            "h.0.ln.weight",
+            "h.0.mlp.experts.0.w",
+            "h.0.mlp.experts.0.w.b",
+            "h.1.ln.weight",
+            "wte.weight",
+        ];
+        let stacks = of(names.into_iter());
+        assert_eq!(stacks.len(), 1);
+        assert_eq!((stacks[0].path, stacks[0].end()), ("h.", 2));
+        let first = &stacks[0].layers[&0];
+        assert_eq!(first.names.len(), 3);
+        assert_eq!(first.experts["mlp.experts."][&0].len(), 2);
+    }
+}

@@ -1,0 +1,348 @@
+//! Promise: a checkpoint that lacks a part which it announces, or which its kin have, is never sound and never identical to
+//! one that lacks the same; and one that is whole is never said to lack anything.
+//!
+//! Models are made of names alone, and a part is taken away from them before they are written.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::common::array::{Array, write_safetensors};
+use crate::common::crafted::{P, dict, file, namespace, tensor};
+use crate::common::{Copied, Run, ckptcmp, compare, fixture, rename_key, run};
+
+/// A part: what it is called, the names that go with it, and what is said of it.
+type Loss = (&'static str, fn(&str) -> bool, &'static str);
+
+fn check(path: &Path) -> Run {
+    Run::of(ckptcmp().arg("check").arg(path))
+}
+
+/// A model without a part is trouble for itself, against itself and against the whole one on either side, and the part is named.
+#[track_caller]
+fn is_missed(what: &str, whole: &Path, damaged: &Path, words: &str) {
+    let (side_a, side_b) = (format!("a: {words}"), format!("b: {words}"));
+    check(damaged).refuses(&[words]);
+    compare(damaged, damaged).refuses(&[&side_a, &side_b]);
+    compare(whole, damaged).refuses(&[&side_b]);
+    compare(damaged, whole).refuses(&[&side_a]);
+    let lines = check(damaged).stderr.lines().count();
+    assert_eq!(lines, 1, "{what}: one cause is one line: {}", check(damaged).stderr);
+}
+
+#[track_caller]
+fn are_missed(whole: &[String], losses: &[Loss], write: impl Fn(&Path, &[String])) {
+    let folder = TempDir::new().unwrap();
+    let path = |number: usize| folder.path().join(format!("model{number}"));
+    write(&path(0), whole);
+    let sound = check(&path(0));
+    assert_eq!(sound.code, 0, "{sound:?}");
+    for (number, (what, is_lost, words)) in (1..).zip(losses) {
+        let rest: Vec<String> = whole.iter().filter(|name| !is_lost(name)).cloned().collect();
+        assert!(rest.len() < whole.len(), "{what} is in no name");
+        write(&path(number), &rest);
+        is_missed(what, &path(0), &path(number), words);
+    }
+}
+
+/// A Megatron model of four layers, the first one dense, the others of four experts, and one that predicts further tokens.
+fn megatron_names() -> Vec<String> {
+    let attention =
+        ["linear_qkv", "linear_proj"].map(|name| format!("self_attention.{name}.weight"));
+    let norms = ["input_layernorm.weight", "pre_mlp_layernorm.weight"].map(str::to_owned);
+    let linears = ["linear_fc1.weight", "linear_fc2.weight"];
+    let dense: Vec<String> = linears.iter().map(|name| format!("mlp.{name}")).collect();
+    let experts = |count: u64| {
+        let expert = move |name: &&str| {
+            let name = (*name).to_owned();
+            (0..count).map(move |number| format!("mlp.experts.local_experts.{number}.{name}"))
+        };
+        linears.iter().flat_map(expert).chain(["mlp.router.weight".to_owned()]).collect::<Vec<_>>()
+    };
+    let layer = |before: &str, mlp: &[String]| -> Vec<String> {
+        let all = attention.iter().chain(&norms).chain(mlp);
+        all.map(|name| format!("{before}{name}")).collect()
+    };
+    let outside = [
+        "embedding.word_embeddings.weight",
+        "decoder.final_layernorm.weight",
+        "output_layer.weight",
+    ];
+    let mut names: Vec<String> = outside.map(str::to_owned).to_vec();
+    names.extend(layer("decoder.layers.0.", &dense));
+    (1..4)
+        .for_each(|number| names.extend(layer(&format!("decoder.layers.{number}."), &experts(4))));
+    names.extend(layer("mtp.layers.0.transformer_layer.", &experts(4)));
+    names.extend(
+        ["enorm", "hnorm", "eh_proj", "final_layernorm"]
+            .map(|name| format!("mtp.layers.0.{name}.weight")),
+    );
+    names
+}
+
+fn megatron_args() -> P {
+    let list = |numbers: &[i64]| P::List(numbers.iter().map(|number| P::Int(*number)).collect());
+    namespace([
+        ("num_layers", P::Int(4)),
+        ("mtp_num_layers", P::Int(1)),
+        ("num_experts", P::Int(4)),
+        ("moe_layer_freq", list(&[0, 1, 1, 1])),
+        ("untie_embeddings_and_output_weights", P::Bool(true)),
+        ("num_attention_heads", P::Int(4)),
+        ("kv_channels", P::Int(2)),
+    ])
+}
+
+fn write_megatron(path: &Path, names: &[String], args: P) {
+    let shape = |name: &str| if name.contains("norm") { vec![8] } else { vec![8, 8] };
+    let model = dict(names.iter().map(|name| (name.as_str(), tensor(&shape(name)))));
+    let whole = dict([
+        ("args", args),
+        ("checkpoint_version", P::Int(3)),
+        ("iteration", P::Int(5)),
+        ("model", model),
+    ]);
+    let folder = path.join("iter_0000005/mp_rank_00");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("model_optim_rng.pt"), file(whole.pickle())).unwrap();
+}
+
+#[test]
+fn every_part_of_a_megatron_model_is_missed() {
+    let losses: &[Loss] = &[
+        (
+            "last layer",
+            |name| name.starts_with("decoder.layers.3."),
+            "decoder.layers.3: layer 3 is missing: args say num_layers=4",
+        ),
+        (
+            "first layer",
+            |name| name.starts_with("decoder.layers.0."),
+            "decoder.layers.0: layer 0 is missing: args say num_layers=4",
+        ),
+        (
+            "two layers",
+            |name| name.starts_with("decoder.layers.1.") || name.starts_with("decoder.layers.2."),
+            "decoder.layers: layers 1, 2 are missing: args say num_layers=4",
+        ),
+        (
+            "half a layer",
+            |name| name.starts_with("decoder.layers.2.mlp."),
+            "decoder.layers.2: lacks mlp.",
+        ),
+        (
+            "qkv",
+            |name| name == "decoder.layers.1.self_attention.linear_qkv.weight",
+            "decoder.layers.1.self_attention.linear_qkv.weight: missing",
+        ),
+        (
+            "qkv everywhere",
+            |name| name.starts_with("decoder.") && name.ends_with("linear_qkv.weight"),
+            "decoder.layers: layers 0-3 lack self_attention.linear_qkv.weight",
+        ),
+        (
+            "norm of a layer",
+            |name| name == "decoder.layers.3.pre_mlp_layernorm.weight",
+            "decoder.layers.3.pre_mlp_layernorm.weight: missing",
+        ),
+        (
+            "expert",
+            |name| name.starts_with("decoder.layers.2.mlp.experts.local_experts.1."),
+            "decoder.layers.2.mlp.experts.local_experts.1: expert 1 is missing: args say num_experts=4",
+        ),
+        (
+            "half an expert",
+            |name| name == "decoder.layers.2.mlp.experts.local_experts.1.linear_fc2.weight",
+            "decoder.layers.2.mlp.experts.local_experts.1.linear_fc2.weight: missing",
+        ),
+        (
+            "last experts",
+            |name| name.starts_with("decoder.") && name.contains("local_experts.3."),
+            "decoder.layers: experts 3 of mlp.experts.local_experts are missing in layers 1-3: args say num_experts=4",
+        ),
+        (
+            "embedding",
+            |name| name.starts_with("embedding."),
+            "embedding.word_embeddings.weight: missing",
+        ),
+        (
+            "final norm",
+            |name| name.starts_with("decoder.final"),
+            "decoder.final_layernorm.weight: missing",
+        ),
+        (
+            "output layer",
+            |name| name.starts_with("output"),
+            "output_layer.weight: missing: args say untie_embeddings_and_output_weights=true",
+        ),
+        (
+            "further tokens",
+            |name| name.starts_with("mtp."),
+            "mtp.layers: missing altogether: args say mtp_num_layers=1",
+        ),
+        (
+            "half of further tokens",
+            |name| name == "mtp.layers.0.eh_proj.weight",
+            "mtp.layers.0.eh_proj.weight: missing",
+        ),
+    ];
+    let write = |path: &Path, names: &[String]| write_megatron(path, names, megatron_args());
+    are_missed(&megatron_names(), losses, write);
+}
+
+#[test]
+fn a_number_on_the_command_line_wins_over_that_of_the_checkpoint() {
+    let folder = TempDir::new().unwrap();
+    let names = megatron_names();
+    let rest: Vec<String> =
+        names.into_iter().filter(|name| !name.starts_with("decoder.layers.3.")).collect();
+    write_megatron(folder.path(), &rest, megatron_args());
+    check(folder.path()).refuses(&["--set num_layers=3"]);
+    let given = run(["check", "--set", "num_layers=3", folder.path().to_str().unwrap()]);
+    assert_eq!(given.code, 0, "{given:?}");
+}
+
+/// Numbers of layers that nobody has are compared and never counted up to.
+#[test]
+fn an_announced_number_costs_nothing() {
+    let folder = TempDir::new().unwrap();
+    let many = namespace([("num_layers", P::Int(1 << 40)), ("num_experts", P::Int(1 << 39))]);
+    let names: Vec<String> =
+        megatron_names().into_iter().filter(|name| !name.starts_with("mtp.")).collect();
+    write_megatron(folder.path(), &names, many);
+    check(folder.path()).refuses(&["num_layers=1099511627776"]);
+}
+
+/// A Hugging Face model as `config.json` announces it.
+fn write_hf(path: &Path, names: &[String], config: &str) {
+    fs::create_dir_all(path).unwrap();
+    fs::write(path.join("config.json"), config).unwrap();
+    let value = Array::float32(&[1.0, 2.0]);
+    write_safetensors(
+        &path.join("model.safetensors"),
+        names.iter().map(|name| (name.as_str(), &value)),
+        &json!({}),
+    );
+}
+
+fn hf_names() -> Vec<String> {
+    let inside = [
+        "input_layernorm",
+        "post_attention_layernorm",
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.gate",
+    ];
+    let experts = (0..4).flat_map(|expert| {
+        ["gate_proj", "up_proj", "down_proj"].map(|name| format!("mlp.experts.{expert}.{name}"))
+    });
+    let inside: Vec<String> = inside.map(str::to_owned).into_iter().chain(experts).collect();
+    let mut names = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
+        .map(str::to_owned)
+        .to_vec();
+    for number in 0..3 {
+        names.extend(inside.iter().map(|name| format!("model.layers.{number}.{name}.weight")));
+    }
+    names
+}
+
+#[test]
+fn every_part_of_a_hugging_face_model_is_missed() {
+    let config = r#"{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 4, "tie_word_embeddings": false}"#;
+    let losses: &[Loss] = &[
+        (
+            "last layer",
+            |name| name.starts_with("model.layers.2."),
+            "model.layers.2: layer 2 is missing: config.json says num_hidden_layers=3",
+        ),
+        (
+            "middle layer",
+            |name| name.starts_with("model.layers.1."),
+            "model.layers.1: layer 1 is missing",
+        ),
+        (
+            "half a layer",
+            |name| name.starts_with("model.layers.1.self_attn."),
+            "model.layers.1: lacks self_attn.",
+        ),
+        (
+            "query",
+            |name| name == "model.layers.2.self_attn.q_proj.weight",
+            "model.layers.2.self_attn.q_proj.weight: missing",
+        ),
+        (
+            "expert",
+            |name| name.starts_with("model.layers.0.mlp.experts.3."),
+            "model.layers.0.mlp.experts.3: expert 3 is missing: config.json says num_experts=4",
+        ),
+        ("embedding", |name| name.starts_with("model.embed"), "model.embed_tokens.weight: missing"),
+        ("final norm", |name| name == "model.norm.weight", "model.norm.weight: missing"),
+        (
+            "output layer",
+            |name| name == "lm_head.weight",
+            "lm_head.weight: missing: config.json says tie_word_embeddings=false",
+        ),
+    ];
+    are_missed(&hf_names(), losses, |path, names| write_hf(path, names, config));
+}
+
+/// What is not whole on purpose lacks nothing.
+#[test]
+fn parts_named_on_purpose_are_not_judged() {
+    let rank = fixture("layouts/gpt/tp2pp2/iter_0000005/mp_rank_01_001");
+    assert_eq!(check(&rank).code, 0, "{rank:?}");
+    let folder = TempDir::new().unwrap();
+    let names: Vec<String> =
+        hf_names().into_iter().filter(|name| name.contains("layers.1.self")).collect();
+    let value = Array::float32(&[1.0]);
+    for name in ["adapter_model.safetensors", "model-00002-of-00009.safetensors"] {
+        let path: PathBuf = folder.path().join(name);
+        write_safetensors(&path, names.iter().map(|name| (name.as_str(), &value)), &json!({}));
+        let found = check(&path);
+        assert_eq!(found.code, 0, "{found:?}");
+    }
+}
+
+/// Real layers that differ by rule: the first of T5, dense layers before those of experts, other heads and no head at all.
+#[test]
+fn models_that_are_whole_lack_nothing() {
+    let folder = TempDir::new().unwrap();
+    let base: Vec<String> =
+        hf_names().into_iter().filter(|name| name != "lm_head.weight").collect();
+    let config = r#"{"architectures": ["Qwen3MoeModel"], "num_hidden_layers": 3, "num_experts": 4, "tie_word_embeddings": false}"#;
+    write_hf(folder.path(), &base, config);
+    assert_eq!(check(folder.path()).code, 0, "{:?}", check(folder.path()));
+}
+
+/// Real files from which a name is taken: it becomes that of a buffer, which is no weight.
+#[test]
+fn parts_of_real_files_are_missed() {
+    let cases: &[(&str, &str, &str)] = &[
+        (
+            "layouts/gpt/pp2",
+            "decoder.layers.1.self_attention.linear_qkv.weight",
+            "decoder.layers.1.self_attention.linear_qkv.weight: missing",
+        ),
+        (
+            "layouts/gpt/tp2pp2",
+            "decoder.final_layernorm.weight",
+            "decoder.final_layernorm.weight: missing",
+        ),
+        (
+            "layouts/gpt-small/tp1",
+            "embedding.word_embeddings.weight",
+            "embedding.word_embeddings.weight: missing",
+        ),
+    ];
+    for (source, name, words) in cases {
+        let copied = Copied::of(&fixture(source));
+        let end = "._extra_state";
+        let buffer = format!("{}{end}", "x".repeat(name.len() - end.len()));
+        rename_key(&copied.path(), name, &buffer);
+        is_missed(name, &fixture(source), &copied.path(), words);
+    }
+}
