@@ -59,6 +59,55 @@ pub(super) struct FolderStep<'a> {
     pub fact: &'static str,
 }
 
+/// Arguments that describe the model, the layout and the run, the same on every rank; names that begin so, where they end
+/// in a star. All others are none of a rank's identity: paths, ports, logging, timers and seeds differ where they like.
+/// (`megatron/training/arguments.py`, core 0.16.1 and MindSpeed's; of 657 arguments that real runs wrote at TP, PP and EP
+/// up to 4, only `rank` and `local_rank` differed between ranks.)
+#[rustfmt::skip]
+static SHARED: &[&str] = &[
+    // The layout.
+    "world_size", "tensor_model_parallel_size", "pipeline_model_parallel_*", "virtual_pipeline_model_parallel_size",
+    "transformer_pipeline_model_parallel_size", "model_parallel_size", "expert_model_parallel_size",
+    "expert_tensor_parallel_size", "expert_parallel", "context_parallel_size", "data_parallel_size",
+    "hierarchical_context_parallel_sizes", "sequence_parallel", "use_tp_pp_dp_mapping", "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank", "pipeline_num_transformer_layers", "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers", "account_for_*", "noop_layers", "num_layer_list", "schedules_method",
+    "use_distributed_optimizer", "pipe_parallel_size", "num_distributed_optimizer_instances", "gtp_weight_remat_size", "expert_gtp_weight_remat_size",
+    // The model.
+    "num_layers", "encoder_num_layers", "decoder_num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
+    "num_query_groups", "group_query_attention", "kv_channels", "max_position_embeddings", "seq_length", "encoder_seq_length",
+    "decoder_seq_length", "position_embedding_type", "rotary_*", "rope_*", "use_rope_scaling", "normalization", "norm_epsilon",
+    "layernorm_epsilon", "apply_layernorm_1p", "swiglu", "quick_geglu", "squared_relu", "openai_gelu", "add_bias_linear",
+    "add_qkv_bias", "add_position_embedding", "qk_layernorm", "untie_embeddings_and_output_weights", "vocab_size",
+    "padded_vocab_size", "make_vocab_size_divisible_by", "model_type", "spec", "transformer_impl", "use_legacy_models",
+    "window_size", "window_attn_skip_freq", "num_experts", "moe_*", "multi_latent_attention",
+    "multi_head_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_*", "v_head_dim", "mla_*", "mamba_*", "is_hybrid_model",
+    "hybrid_*", "linear_*", "experimental_attention_variant", "mtp_*", "heterogeneous_layers_config_encoded_json",
+    "params_dtype", "bf16", "fp16", "fp8",
+    // The run.
+    "iteration", "consumed_train_samples", "train_iters", "train_samples", "global_batch_size", "micro_batch_size", "optimizer",
+    "lr", "min_lr", "lr_*", "weight_decay", "adam_*", "clip_grad",
+];
+
+/// The arguments of a run that all of its files say alike, the most telling ones first; `iteration`, at which it began, as
+/// `args.iteration`.
+pub(super) fn shared_args(args: &BTreeMap<String, PlainValue>) -> Vec<(String, PlainValue)> {
+    let place = |name: &str| {
+        SHARED.iter().position(|shared| match shared.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == *shared,
+        })
+    };
+    let shared = |(name, value): (&String, &PlainValue)| {
+        let place = place(name)?;
+        let name = if name == "iteration" { format!("args.{name}") } else { name.clone() };
+        Some((place, name, value.clone()))
+    };
+    let mut args: Vec<_> = args.iter().filter_map(shared).collect();
+    args.sort_by_key(|(place, ..)| *place);
+    args.into_iter().map(|(_, name, value)| (name, value)).collect()
+}
+
 /// The files that contradict their places, the others or the folder's name, in the order of the witnesses.
 ///
 /// # Errors

@@ -381,7 +381,7 @@ fn ranks_that_do_not_agree_on_the_layout_are_named() {
         bytes[at] = b'1';
     });
     compare(&odd.path(), &infinitrain("gpt2/native"))
-        .refuses(&["rank_000002/trainer_state.json: says another tp_size"]);
+        .refuses(&["rank_000002/trainer_state.json: says tp_size 1 where 3 other files say 2"]);
 }
 
 #[test]

@@ -317,3 +317,68 @@ fn what_the_trainer_says_is_held_against_its_folder() {
     let words = ["checkpoint-90: its name says global_step 90, its files say 80"];
     run([Path::new("inspect"), &step]).refuses(&words);
 }
+
+/// Copies a fixture, and with it every pair of its files that the closure damages.
+fn damaged(path: &str, damage: impl Fn(&Path)) -> Copied {
+    let copied = Copied::of(&fixture(path));
+    damage(&copied.path());
+    copied
+}
+
+/// `check`, `inspect` and `compare` end with 2 and say all of these words in one line.
+#[track_caller]
+fn all_say(copied: &Copied, words: &[&str]) {
+    let path = copied.path();
+    let sections = ["--section", "model,optimizer"];
+    let runs = [
+        run([Path::new("check"), &path]),
+        run([Path::new("inspect"), &path]),
+        compare_with(&path, &path, &sections),
+    ];
+    for run in runs {
+        assert_eq!(run.code, 2, "{run:?}");
+        let has_all = |line: &str| words.iter().all(|word| line.contains(word));
+        assert!(run.stderr.lines().any(has_all), "{words:?} is not in {}", run.stderr);
+    }
+}
+
+#[test]
+fn ranks_of_infinitrain_are_held_against_each_other_and_their_folder() {
+    const WHOLE: &str = "infinitrain/gpt2/tp2pp2/checkpoint_step_000007";
+    let state = |path: &Path| path.join("rank_000001/trainer_state.json");
+    let model = |path: &Path, rank: u32| path.join(format!("rank_{rank:06}/model.ckpt"));
+    let edited = |from: &'static str, to: &'static str| {
+        damaged(WHOLE, move |path| {
+            assert!(replace(&state(path), from.as_bytes(), to.as_bytes()) > 0);
+        })
+    };
+    let step = edited("\"global_step\": 7", "\"global_step\": 3");
+    all_say(&step, &["rank_000001/", "says global_step 3 where 3 other files say 7"]);
+    let layout = edited("\"tp_size\": 2", "\"tp_size\": 4");
+    all_say(&layout, &["rank_000001/", "says tp_size 4 where"]);
+    let copied = damaged(WHOLE, |path| {
+        fs::copy(model(path, 0), model(path, 1)).unwrap();
+    });
+    all_say(&copied, &["rank_000001/model.ckpt", "has the same bytes as rank_000000/", "tp 1"]);
+    let swapped = damaged(WHOLE, |path| swap(&model(path, 0), &model(path, 2)));
+    all_say(&swapped, &["rank_000002/model.ckpt", "of the first stage", "tp 0, pp 1"]);
+    all_say(&swapped, &["rank_000000/model.ckpt", "of the last stage", "tp 0, pp 0"]);
+}
+
+#[test]
+fn ranks_of_deepspeed_are_held_against_each_other() {
+    let partition = |path: &Path, rank: u32| {
+        path.join(format!("bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"))
+    };
+    for stage in ["z1", "z2-round-robin", "z3"] {
+        let tag = format!("deepspeed/zero/{stage}/global_step2");
+        let copied = damaged(&tag, |path| {
+            fs::copy(partition(path, 0), partition(path, 1)).unwrap();
+        });
+        all_say(&copied, &["zero_pp_rank_1_", "has the same bytes as", "dp rank 1"]);
+    }
+    let copied = damaged("deepspeed/zero/z3/global_step2", |path| {
+        set(&path.join("zero_pp_rank_1_mp_rank_00_model_states.pt"), "global_steps", 77);
+    });
+    all_say(&copied, &["zero_pp_rank_1_mp", "says global_steps 77 where", "dp rank 1"]);
+}

@@ -11,6 +11,7 @@
 
 mod config;
 mod folder;
+mod identity;
 mod info;
 mod pipeline;
 mod ranks;
@@ -51,7 +52,8 @@ fn read(tag: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     }
     let folder = Folder::read(&tag.probe)?;
     let mut files = FileSet::default();
-    let run = Run::open(&folder, &tag.path, &mut files, options)?;
+    let mut run = Run::open(&folder, &tag.path, &mut files, options)?;
+    run.notes.extend(identity::note_on_tag(&tag.probe.name(), &run));
     let wants_model = options.wants(Section::Model);
     // They have the shapes of the masters, where those do not say them.
     let needs_shapes = !folder.zero.is_empty()
@@ -63,7 +65,7 @@ fn read(tag: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let mut whole = Whole::new(&run, names);
     whole.problems.extend(miscounted);
     if options.wants(Section::Optimizer) || (wants_model && run.weights == Weights::Masters) {
-        whole.read_masters(&layers, &mut files)?;
+        whole.read_masters(&layers, &mut files, options)?;
     }
     if wants_model {
         whole.add_model(layers, &mut files)?;

@@ -16,6 +16,7 @@ use crate::storage::{FileId, FileSet};
 
 use super::config;
 use super::folder::Folder;
+use super::identity;
 use super::pipeline::{LayerNames, split_layer};
 use super::states::{self, ModelStates, Tensors, ZeroStates, file_name};
 
@@ -45,7 +46,12 @@ pub(super) struct Run<'a> {
     pub weights: Weights,
     /// Parameters are called after the layers of a pipeline.
     pub is_pipeline: bool,
+    /// Notes for the user.
+    pub notes: Vec<String>,
 }
+
+/// Files by model parallel rank, and notes on them.
+type Noted<T> = (BTreeMap<u64, Vec<T>>, Vec<String>);
 
 /// A file of a pipeline layer.
 pub(super) struct Layer {
@@ -72,7 +78,7 @@ impl<'a> Run<'a> {
         files: &mut FileSet,
         options: &OpenOptions,
     ) -> Result<Self, OpenError> {
-        let models = open_models(folder, path, files)?;
+        let (models, notes) = open_models(folder, path, files, options)?;
         let all = || models.values().flatten();
         let mut run_args = config::run_args(path, files)?;
         run_args.extend(all().find_map(|model| model.args.clone()).unwrap_or_default());
@@ -141,7 +147,7 @@ impl<'a> Run<'a> {
                 let stored = model.module.iter().flatten().map(|(name, _)| name);
                 stored.chain(model.params().map(|(name, _)| name)).any(|name| is_sequential(name))
             });
-        Ok(Self { folder, path, models, run_args, tp, pp: count / tp, weights, is_pipeline })
+        Ok(Self { folder, path, models, run_args, tp, pp: count / tp, weights, is_pipeline, notes })
     }
 
     /// The first data parallel rank's model states of every model parallel rank.
@@ -258,7 +264,8 @@ impl<'a> Run<'a> {
     pub(super) fn read_zero(
         &self,
         files: &mut FileSet,
-    ) -> Result<BTreeMap<u64, Vec<ZeroStates>>, OpenError> {
+        options: &OpenOptions,
+    ) -> Result<Noted<ZeroStates>, OpenError> {
         let zero = &self.folder.zero;
         let found = zero.keys().map(|(_, dp)| dp + 1).max().unwrap_or(0);
         let file = |mp, dp| self.path.join(self.folder.zero_name(mp, dp));
@@ -271,10 +278,13 @@ impl<'a> Run<'a> {
         let added = zero.iter().map(|(rank, path)| Ok((*rank, add(files, path)?)));
         let added: Vec<((u64, u64), FileId)> = added.collect::<Result<_, OpenError>>()?;
         let files = &*files;
-        let read = added.par_iter().map(|(_, file)| ZeroStates::read(files, *file));
-        let read: Vec<ZeroStates> = read.collect::<Result<_, OpenError>>()?;
+        let read = added
+            .par_iter()
+            .map(|(rank, file)| Ok((*rank, (*file, ZeroStates::read(files, *file)?))));
+        let read: BTreeMap<(u64, u64), _> = read.collect::<Result<_, OpenError>>()?;
+        let notes = identity::check_partitions(&read, files, options)?;
         let mut by_rank: BTreeMap<u64, Vec<ZeroStates>> = BTreeMap::new();
-        for (((mp, _), _), states) in added.into_iter().zip(read) {
+        for ((mp, _), (_, states)) in read {
             let content = |what: String| OpenError::Content { path: states.path.clone(), what };
             let declared = states.partitions.iter().max().copied().unwrap_or(found);
             if declared > LIMITS.ranks {
@@ -295,7 +305,7 @@ impl<'a> Run<'a> {
             }
             by_rank.entry(mp).or_default().push(states);
         }
-        Ok(by_rank)
+        Ok((by_rank, notes))
     }
 
     /// `tp2 pp2 dp2 zero1`.
@@ -325,7 +335,8 @@ fn open_models(
     folder: &Folder,
     path: &Path,
     files: &mut FileSet,
-) -> Result<BTreeMap<u64, Vec<ModelStates>>, OpenError> {
+    options: &OpenOptions,
+) -> Result<Noted<ModelStates>, OpenError> {
     if let (Some(one), Some(other)) =
         (folder.model.values().next(), folder.zero_model.values().next())
     {
@@ -345,15 +356,18 @@ fn open_models(
     let added = plain.chain(zero).map(|(rank, path)| Ok((rank, add(files, path)?)));
     let added: Vec<((u64, u64), FileId)> = added.collect::<Result<_, OpenError>>()?;
     let files = &*files;
-    let read = added.par_iter().map(|(_, file)| ModelStates::read(files, *file));
-    let read: Vec<ModelStates> = read.collect::<Result<_, OpenError>>()?;
+    let read =
+        added.par_iter().map(|(rank, file)| Ok((*rank, *file, ModelStates::read(files, *file)?)));
+    let read: Vec<_> = read.collect::<Result<_, OpenError>>()?;
+    let notes = identity::check_models(&read, files, options)?;
     if !folder.zero_model.is_empty() {
-        let declared = read.iter().filter_map(|model| match model.state.get("dp_world_size") {
-            Some(PlainValue::Int(size)) => {
-                u64::try_from(*size).ok().filter(|size| *size <= LIMITS.ranks)
-            }
-            _ => None,
-        });
+        let declared =
+            read.iter().filter_map(|(_, _, model)| match model.state.get("dp_world_size") {
+                Some(PlainValue::Int(size)) => {
+                    u64::try_from(*size).ok().filter(|size| *size <= LIMITS.ranks)
+                }
+                _ => None,
+            });
         let found = folder.zero_model.keys().map(|(_, dp)| dp + 1).max().unwrap_or(0);
         let count = declared.max().unwrap_or(0).max(found);
         let mps: BTreeSet<u64> = folder.zero_model.keys().map(|(mp, _)| *mp).collect();
@@ -365,8 +379,8 @@ fn open_models(
         }))?;
     }
     let mut models: BTreeMap<u64, Vec<ModelStates>> = BTreeMap::new();
-    for (((mp, _), _), model) in added.into_iter().zip(read) {
+    for ((mp, _), _, model) in read {
         models.entry(mp).or_default().push(model);
     }
-    Ok(models)
+    Ok((models, notes))
 }

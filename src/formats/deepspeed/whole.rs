@@ -81,7 +81,7 @@ impl<'a> Whole<'a> {
             masters: Vec::new(),
             shardings: HashMap::new(),
             unnamed: Vec::new(),
-            notes: Vec::new(),
+            notes: run.notes.clone(),
             problems: Vec::new(),
             left_out: 0,
             shards: run.models.values().map(Vec::len).sum(),
@@ -125,6 +125,7 @@ impl<'a> Whole<'a> {
         &mut self,
         layers: &[Layer],
         files: &mut FileSet,
+        options: &OpenOptions,
     ) -> Result<(), OpenError> {
         let run = self.run;
         if let Some(root) = &run.folder.universal {
@@ -136,7 +137,8 @@ impl<'a> Whole<'a> {
             self.hold(0, 0, universal.moments);
             return Ok(());
         }
-        let mut by_rank = run.read_zero(files)?;
+        let (mut by_rank, notes) = run.read_zero(files, options)?;
+        self.notes.extend(notes);
         for states in by_rank.values_mut().flatten() {
             self.shards += 1;
             self.left_out += states.left_out;

@@ -17,8 +17,9 @@ use crate::catalog::{Catalog, CatalogBuilder, Extent, Origin, Problem, Section};
 use crate::formats::error::{MissingShard, OpenError};
 use crate::formats::files::add;
 use crate::formats::format::OpenOptions;
+use crate::formats::identity::{FolderStep, Witness, foreign, refuse};
 use crate::formats::probe::Probe;
-use crate::formats::roots::Root;
+use crate::formats::roots::{Root, step_behind};
 use crate::layout::rules::Rules;
 use crate::layout::{
     ArgName, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
@@ -32,7 +33,7 @@ use super::native::{self, NativeError, NativeFile};
 use super::rules::{RULES, in_layer, is_buffer, layer_of, unwrapped};
 use super::stages::Stages;
 use super::trainer_state::{self, TrainerState};
-use super::{Content, LM_HEAD, WTE, model_file};
+use super::{Content, LM_HEAD, STEPS, WTE, model_file};
 
 /// The number of a rank's folder.
 fn rank_number(folder: &str) -> Option<u64> {
@@ -149,10 +150,12 @@ pub(super) fn read_all(root: &Root, options: &OpenOptions) -> Result<Catalog, Op
         let message = format!("is rank {number}, but {}; left out", run.sizes_text(options));
         run.problems.push(Problem::of_file(path.join(folder), message));
     }
-    let ranks: Vec<Rank> = present
+    let ranks: Vec<(FileId, Rank)> = present
         .into_par_iter()
-        .map(|(coord, rank)| rank.read(&files, coord, options))
+        .map(|(coord, rank)| Ok((rank.model, rank.read(&files, coord, options)?)))
         .collect::<Result<_, OpenError>>()?;
+    run.notes.extend(check_contents(&files, &ranks, &run.world, options)?);
+    let ranks = ranks.into_iter().map(|(_, rank)| rank).collect();
     Ok(run.into_catalog(files, ranks, root, options))
 }
 
@@ -245,7 +248,7 @@ pub(super) fn head(files: &FileSet, file: FileId) -> io::Result<Vec<u8>> {
 }
 
 impl Run {
-    /// Reads what the first of these folders says of the run; others that say something else are problems.
+    /// Reads what the first of these folders says of the run; others that say something else are refused.
     fn new(
         folders: Vec<(String, PathBuf)>,
         files: &mut FileSet,
@@ -270,18 +273,11 @@ impl Run {
             let count = without.len();
             notes.push(format!("no {} in {count} folders: {first}, ...", trainer_state::FILE));
         }
-        let mut states = states.into_iter();
-        let ((first, state_file), state) =
-            states.next().map_or_else(Default::default, |(label, folder, state)| {
-                ((label, folder.join(trainer_state::FILE)), state)
+        notes.extend(check_states(&states, root, options)?);
+        let (state_file, state) =
+            states.into_iter().next().map_or_else(Default::default, |(_, folder, state)| {
+                (folder.join(trainer_state::FILE), state)
             });
-        for (_, folder, other) in states {
-            let differs = |key: &&&str| other.get(**key) != state.get(**key);
-            if let Some(key) = SHARED.iter().find(differs) {
-                let message = format!("says another {key} than that of {first}");
-                problems.push(Problem::of_file(folder.join(trainer_state::FILE), message));
-            }
-        }
         let run_args = RunArgs::new(trainer_state::run_args(&state), &options.run_args);
         let in_layout = |source| OpenError::Layout { path: root.path.clone(), source };
         for arg in [ArgName::TENSOR_MODEL_PARALLEL_SIZE, ArgName::PIPELINE_MODEL_PARALLEL_SIZE] {
@@ -455,6 +451,65 @@ impl Run {
 /// The entries on which all ranks must agree.
 const SHARED: [&str; 8] =
     ["n_layer", "n_head", "n_kv_head", "n_embd", "tp_size", "pp_size", "ddp_size", "global_step"];
+
+/// Refuses ranks that say something else of the run than the others, or another step than the folder, or notes that they are
+/// let pass. No file says its own rank.
+fn check_states(
+    states: &[(String, PathBuf, TrainerState)],
+    root: &Root,
+    options: &OpenOptions,
+) -> Result<Vec<String>, OpenError> {
+    let witness = |(label, folder, state): &(String, PathBuf, TrainerState)| Witness {
+        path: folder.join(trainer_state::FILE),
+        place: if label.is_empty() { root.probe.name() } else { label.clone() },
+        claim: None,
+        facts: SHARED
+            .iter()
+            .filter_map(|key| Some(((*key).to_owned(), state.get(*key)?.clone())))
+            .collect(),
+        unique: None,
+    };
+    let witnesses: Vec<Witness> = states.iter().map(witness).collect();
+    let says = |witness: &Witness| witness.facts.iter().any(|(name, _)| name == STEP);
+    let step = step_behind(STEPS, &root.probe.name()).filter(|_| witnesses.iter().any(says));
+    let folder = step.map(|step| FolderStep { path: &root.path, step, fact: STEP });
+    refuse(foreign(&FileSet::default(), &witnesses, folder.as_ref(), options)?, options)
+}
+
+/// Refuses files that are there twice, or that hold what only another stage has, or notes that they are let pass.
+fn check_contents(
+    files: &FileSet,
+    ranks: &[(FileId, Rank)],
+    world: &ParallelLayout,
+    options: &OpenOptions,
+) -> Result<Vec<String>, OpenError> {
+    let holds = |rank: &Rank, name: &str| {
+        rank.model.tensors.iter().any(|(stored, _)| unwrapped(stored) == name)
+    };
+    let ends = [(0, "first", WTE), (world.pp - 1, "last", LAST_NORM)];
+    let witness = |(file, rank): &(FileId, Rank)| {
+        let mut claims =
+            ends.iter().filter(|(stage, _, name)| rank.coord.pp != *stage && holds(rank, name));
+        let claim = claims
+            .next()
+            .map(|(_, which, name)| format!("by its {name} that it is of the {which} stage"));
+        Witness {
+            path: files.path(*file).to_path_buf(),
+            place: world.place_text(rank.coord),
+            claim,
+            facts: Vec::new(),
+            unique: Some(*file),
+        }
+    };
+    let witnesses: Vec<Witness> = ranks.iter().map(witness).collect();
+    refuse(foreign(files, &witnesses, None, options)?, options)
+}
+
+/// The norm behind the last layer.
+const LAST_NORM: &str = "transformer.ln_f.weight";
+
+/// The entry with the step.
+const STEP: &str = "global_step";
 
 /// Says whether the command line gives the sizes of the layout.
 fn is_given(options: &OpenOptions) -> bool {
