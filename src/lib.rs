@@ -62,7 +62,8 @@
 //!
 //! Where to go for a change: a new format is a folder and a row in [`formats`]; a new layout rule is a line in
 //! [`layout::rules`] or `formats/deepspeed/rules.rs`; a new grouping of an optimizer is a rule in
-//! `formats/megatron_torch/optimizer/param_groups.rs`, a new packing of its buffers one in `layout/grad_buffer.rs`; a new
+//! `formats/megatron_torch/optimizer/param_groups.rs`, a new packing of its buffers one in `layout/grad_buffer.rs`, a module
+//! whose parameters have a place in them a row in `layout/buckets/order.rs`; a new
 //! spelling of a name is a line in [`names::megatron`]; a model of
 //! Hugging Face's is a `model_type` or some rows in [`names::families`]; a tensor that is stored fused is a row in
 //! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is

@@ -37,6 +37,8 @@ pub enum BufferForm {
     Whole,
     /// One tensor for each bucket.
     Buckets,
+    /// One tensor for each bucket, the padding at its end left out.
+    UnpaddedBuckets,
     /// One tensor for the whole buffer, the padding at the end of each bucket left out.
     Coalesced,
 }
@@ -62,6 +64,18 @@ impl BufferParam {
     }
 }
 
+/// Proof of a layout, besides the sizes of the tensors that store the buffer.
+#[derive(Debug, Clone, Copy)]
+pub enum BufferProof<'a> {
+    /// None.
+    Sizes,
+    /// Offsets of the weights, which are views of the same buffer.
+    Views(&'a [u64]),
+    /// The elements of each tensor at which its stored pieces start, ascending. Every parameter and every gap between two
+    /// is a piece of its own, cut where the share of a data-parallel rank ends (`sharded_param_state_dp_reshardable`).
+    Pieces(&'a [Vec<u64>]),
+}
+
 /// The first element of a parameter in a stored buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParamStart {
@@ -80,6 +94,12 @@ pub enum BufferError {
     /// The weights, which are views of the same buffer, have other offsets.
     #[error("the weights are views of a buffer with its parameters in another order")]
     OtherOrder,
+    /// The pieces in which the tensors are stored are not those of the parameters.
+    #[error(
+        "it is stored in pieces of other sizes than its parameters; if args does not say how many ranks there were, \
+         say --set data_parallel_size=N"
+    )]
+    OtherPieces,
     /// No layout has the stored sizes.
     #[error(
         "{found} elements, but its {params} parameters come to {}; if args does not say how many \
@@ -110,41 +130,57 @@ pub struct GradBuffer<'a> {
 }
 
 impl GradBuffer<'_> {
-    /// The start of each parameter in a buffer that one of these versions stored in tensors of these sizes. `views` are
-    /// the offsets of the weights, where they are views of the buffer.
+    /// The start of each parameter in a buffer that one of these versions stored in tensors of these sizes.
     ///
     /// # Errors
-    /// No layout has these sizes and offsets, or several have.
+    /// No layout has these sizes and agrees with the proof, or several do.
     pub fn param_starts(
         &self,
         versions: &[PackingVersion],
         form: BufferForm,
         numels: &[u64],
-        views: Option<&[u64]>,
+        proof: BufferProof<'_>,
     ) -> Result<Vec<ParamStart>, BufferError> {
         let mut expected: Vec<u64> = Vec::new();
-        let mut has_other_order = false;
+        let mut disproof = None;
         let mut fitting: Vec<Vec<ParamStart>> = Vec::new();
         for layout in self.layouts(versions) {
             let wanted = layout.numels(form);
             let starts = layout.param_starts(form);
             if wanted != numels {
                 expected.push(wanted.iter().sum());
-            } else if views.is_some_and(|views| !layout.offsets().eq(views.iter().copied())) {
-                has_other_order = true;
+            } else if let Err(error) = self.check(&layout, form, proof) {
+                disproof = Some(error);
             } else if !fitting.contains(&starts) {
                 fitting.push(starts);
             }
         }
-        match (fitting.pop(), fitting.is_empty()) {
-            (Some(starts), true) => Ok(starts),
-            (Some(_), false) => Err(BufferError::Ambiguous),
-            (None, _) if has_other_order => Err(BufferError::OtherOrder),
-            (None, _) => {
+        match (fitting.pop(), fitting.is_empty(), disproof) {
+            (Some(starts), true, _) => Ok(starts),
+            (Some(_), false, _) => Err(BufferError::Ambiguous),
+            (None, _, Some(error)) => Err(error),
+            (None, _, None) => {
                 expected.sort_unstable();
                 expected.dedup();
                 let (found, params) = (numels.iter().sum(), self.params.len());
                 Err(BufferError::Size { found, params, expected })
+            }
+        }
+    }
+
+    fn check(
+        &self,
+        layout: &BufferLayout,
+        form: BufferForm,
+        proof: BufferProof<'_>,
+    ) -> Result<(), BufferError> {
+        match proof {
+            BufferProof::Sizes => Ok(()),
+            BufferProof::Views(offsets) if layout.offsets().eq(offsets.iter().copied()) => Ok(()),
+            BufferProof::Views(_) => Err(BufferError::OtherOrder),
+            BufferProof::Pieces(pieces) => {
+                let wanted = layout.piece_starts(&self.params, form, self.data_parallel_size());
+                if wanted == pieces { Ok(()) } else { Err(BufferError::OtherPieces) }
             }
         }
     }
@@ -318,6 +354,7 @@ impl BufferLayout {
         match form {
             BufferForm::Whole => vec![padded.sum()],
             BufferForm::Buckets => padded.collect(),
+            BufferForm::UnpaddedBuckets => unpadded.collect(),
             BufferForm::Coalesced => vec![unpadded.sum()],
         }
     }
@@ -337,13 +374,32 @@ impl BufferLayout {
             let in_bucket = param.start - self.buckets[param.bucket].start;
             match form {
                 BufferForm::Whole => ParamStart { tensor: 0, offset: param.start },
-                BufferForm::Buckets => ParamStart { tensor: param.bucket, offset: in_bucket },
+                BufferForm::Buckets | BufferForm::UnpaddedBuckets => {
+                    ParamStart { tensor: param.bucket, offset: in_bucket }
+                }
                 BufferForm::Coalesced => {
                     ParamStart { tensor: 0, offset: coalesced[param.bucket] + in_bucket }
                 }
             }
         };
         self.params.iter().map(start).collect()
+    }
+
+    /// The first element of each piece of each tensor, see [`BufferProof::Pieces`].
+    fn piece_starts(&self, params: &[BufferParam], form: BufferForm, ranks: u64) -> Vec<Vec<u64>> {
+        let numels = self.numels(form);
+        let mut cuts: Vec<Vec<u64>> = numels.iter().map(|_| vec![0]).collect();
+        for (start, param) in self.param_starts(form).into_iter().zip(params) {
+            cuts[start.tensor].extend([start.offset, start.offset + param.numel]);
+        }
+        for ((cuts, &numel), bucket) in cuts.iter_mut().zip(&numels).zip(&self.buckets) {
+            let share = ((bucket.end - bucket.start) / ranks).max(1);
+            cuts.extend((1..ranks).map_while(|rank| rank.checked_mul(share)));
+            cuts.retain(|&cut| cut < numel);
+            cuts.sort_unstable();
+            cuts.dedup();
+        }
+        cuts
     }
 }
 
@@ -445,7 +501,8 @@ mod tests {
         let args = RunArgs::new(args, &[]);
         let params = params(sizes).into_iter().rev().collect();
         let buffer = GradBuffer { params, is_expert_parallel: false, rank_numel: 0, args: &args };
-        let starts = buffer.param_starts(versions, form, numels, views)?;
+        let proof = views.map_or(BufferProof::Sizes, BufferProof::Views);
+        let starts = buffer.param_starts(versions, form, numels, proof)?;
         Ok(starts.iter().map(|start| (start.tensor, start.offset)).collect())
     }
 
@@ -507,5 +564,27 @@ mod tests {
         // The stages after the first have one bucket only.
         let found = starts(&[10, 20, 20, 10], &args, COALESCED, &[202], None);
         assert_eq!(found, Ok(vec![(0, 0), (0, 64), (0, 128), (0, 192)]));
+    }
+
+    #[test]
+    fn pieces_tell_parameters_apart_that_sizes_do_not() {
+        let prove = |sizes: &[u64], ranks: i64, pieces: &[u64]| {
+            let ranks = ("data_parallel_size".to_owned(), PlainValue::Int(ranks));
+            let args = RunArgs::new([ranks].into(), &[]);
+            let params = params(sizes);
+            let buffer =
+                GradBuffer { params, is_expert_parallel: false, rank_numel: 0, args: &args };
+            let form = BufferForm::UnpaddedBuckets;
+            let proof = [pieces.to_vec()];
+            let versions = &[PackingVersion::Core0_8];
+            buffer.param_starts(versions, form, &[202], BufferProof::Pieces(&proof)).map(|_| ())
+        };
+        assert_eq!(prove(&[128, 64, 10], 1, &[0, 128, 192]), Ok(()));
+        assert_eq!(prove(&[64, 128, 10], 1, &[0, 64, 192]), Ok(()));
+        assert_eq!(prove(&[64, 128, 10], 1, &[0, 128, 192]), Err(BufferError::OtherPieces));
+        // A gap is a piece, and so is what each of two ranks has of a parameter.
+        assert_eq!(prove(&[120, 64, 10], 2, &[0, 120, 128, 192]), Ok(()));
+        assert_eq!(prove(&[192, 10], 2, &[0, 128, 192]), Ok(()));
+        assert_eq!(prove(&[192, 10], 2, &[0, 192]), Err(BufferError::OtherPieces));
     }
 }

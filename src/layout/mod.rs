@@ -8,6 +8,7 @@
 mod arg_name;
 mod args;
 mod assemble;
+mod buckets;
 mod error;
 mod global;
 mod grad_buffer;
@@ -22,10 +23,11 @@ mod unfuse;
 pub use arg_name::ArgName;
 pub use args::{RunArgs, parse_run_arg};
 pub use assemble::{Assembly, Shard, ShardedModel};
+pub use buckets::{BucketedStates, BucketsError, StateBuffer};
 pub use error::LayoutError;
 pub use global::{Global, from_global};
 pub use grad_buffer::{
-    BufferError, BufferForm, BufferParam, GradBuffer, PackingVersion, ParamStart,
+    BufferError, BufferForm, BufferParam, BufferProof, GradBuffer, PackingVersion, ParamStart,
 };
 pub use grid::{FolderNaming, ParallelLayout, RankCoord, RankName};
 pub use merge::{Merged, Merger, RankPart, RankParts, RowBiases};

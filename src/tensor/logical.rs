@@ -1,5 +1,7 @@
 //! The logical tensor: global shape, the pieces that tile it, and the further copies of its parts.
 
+mod ranges;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 

@@ -8,15 +8,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::common::{
-    Copied, assert_all_equal, compare, compare_with, fixture, flip, gather, inspect, layout,
-    read_json, screen, sha256, sizes,
+    Copied, Run, assert_all_equal, ckptcmp, compare, compare_with, differing, fixture, flip,
+    gather, inspect, layout, names, read_json, screen, sha256, sizes,
 };
 use serde_json::Value;
 
 const BOTH: &[&str] = &["--section", "model,optimizer"];
 
-const KEPT: [&str; 4] =
-    ["dense/tp1", "dense/tp2dp2-distributed", "tied/pp2dp2-distributed", "moe/ep2-distributed"];
+const KEPT: [&str; 7] = [
+    "dense/tp1",
+    "dense/tp2dp2-distributed",
+    "tied/pp2dp2-distributed",
+    "moe/ep2-distributed",
+    "buckets/tp1",
+    "buckets/dp2",
+    "buckets/tp2-core-0.15",
+];
 
 fn optimizer(path: &str) -> PathBuf {
     fixture("optimizer").join(path)
@@ -68,6 +75,63 @@ fn a_distributed_optimizer_equals_one_that_is_not() {
         let prefix = format!("optimizer.{state}.");
         let count = names.iter().filter(|name| name.starts_with(&prefix)).count();
         assert_eq!(count * 4, names.len(), "{state}");
+    }
+}
+
+#[test]
+fn buckets_are_compared_by_parameter() {
+    let paths = ["buckets/tp1", "buckets/dp2", "buckets/tp2-core-0.15"].map(optimizer);
+    for (a, b) in [(0, 1), (0, 2), (1, 2), (2, 2)] {
+        let run = compare_with(&paths[a], &paths[b], BOTH);
+        assert_eq!(run.code, 0, "{run:?}");
+        assert_all_equal(&run);
+        assert_eq!(names(&run.json()).len(), 32);
+    }
+}
+
+#[test]
+fn one_changed_moment_in_a_bucket_is_named() {
+    for (path, name, index) in [
+        ("buckets/dp2", "optimizer.exp_avg.decoder.layers.0.mlp.linear_fc1.weight", [11, 7]),
+        ("buckets/tp2-core-0.15", "optimizer.exp_avg_sq.embedding.word_embeddings.weight", [6, 0]),
+    ] {
+        let copied = Copied::of(&optimizer(path));
+        flip(&copied.path(), name, &index);
+        let flags = [BOTH, &["--metrics", "max_abs_index"]].concat();
+        let run = compare_with(&optimizer("buckets/tp1"), &copied.path(), &flags);
+        assert_eq!(run.code, 1, "{run:?}");
+        let result = run.json();
+        assert_eq!(differing(&result), [name]);
+        assert_eq!(sizes(&result[name]["max_abs_index"]), index);
+    }
+}
+
+#[test]
+fn nothing_between_the_parameters_of_a_bucket_is_looked_at() {
+    let path = optimizer("buckets/tp2-core-0.15");
+    let data = fs::read(path.join("iter_0000002/__0_0.distcp")).unwrap();
+    let nan = [0xff, 0xff, 0xff, 0x7f].repeat(8);
+    assert!(data.windows(nan.len()).any(|bytes| bytes == nan), "the gaps hold no NaN");
+    let run = Run::of(ckptcmp().arg("check").arg(&path));
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.stdout.contains("all elements finite"), "{run:?}");
+}
+
+#[test]
+fn buckets_that_the_arguments_do_not_explain_are_refused() {
+    let path = optimizer("buckets/dp2");
+    for (set, reason) in [
+        ("data_parallel_size=4", "pieces of other sizes"),
+        ("ddp_bucket_size=64", "elements, but its"),
+        ("tensor_model_parallel_size=2", "--set tensor_model_parallel_size=N"),
+        ("tensor_model_parallel_size=5", "no multiple of 5"),
+        ("pipeline_model_parallel_size=2", "--set"),
+        ("virtual_pipeline_model_parallel_size=1000000", "more than the limit"),
+    ] {
+        let run = compare_with(&path, &path, &[BOTH, &["--set", set]].concat());
+        run.refuses(&["optimizer: cannot be compared", reason]);
+        let run = compare_with(&path, &path, &["--set", set]);
+        assert_eq!(run.code, 0, "{set}: {run:?}");
     }
 }
 

@@ -41,7 +41,16 @@ pub(super) fn open(
     let objects = checkpoint.metadata.objects.keys().map(ToString::to_string).collect();
     let shards = checkpoint.data_files;
     let common = CommonState::default();
-    let found = Contents { files, tensors, objects, common, problems, notes: Vec::new(), shards };
+    let found = Contents {
+        files,
+        tensors,
+        objects,
+        common,
+        problems,
+        notes: Vec::new(),
+        shards,
+        has_pieces: true,
+    };
     (checkpoint, found)
 }
 

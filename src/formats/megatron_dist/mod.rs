@@ -25,7 +25,7 @@ use crate::names::megatron::{optimizer_state_name, without_wrappers};
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
-use self::optimizer::{Key, OptimizerBuckets, parse};
+use self::optimizer::{Key, OptimizerBuckets, PlacedFor, add_placed, parse};
 use super::error::OpenError;
 use super::format::OpenOptions;
 use super::identity::{FolderStep, ForeignFile, Witness, foreign, refuse};
@@ -77,6 +77,8 @@ struct Contents {
     notes: Vec<String>,
     /// Files with tensors in them.
     shards: usize,
+    /// Tensors are stored in the pieces that ranks made of them.
+    has_pieces: bool,
 }
 
 /// The state of the run, which the checkpoint holds once for all ranks.
@@ -194,14 +196,23 @@ fn into_catalog(
     options: &OpenOptions,
     parse: impl Fn(&str) -> Key<'_>,
 ) -> Result<Catalog, OpenError> {
-    let Contents { mut files, tensors, objects, mut common, mut problems, mut notes, shards } =
-        found;
+    let Contents {
+        mut files,
+        tensors,
+        objects,
+        mut common,
+        mut problems,
+        mut notes,
+        shards,
+        has_pieces,
+    } = found;
     problems.extend(common.add_train_state(&root.path, &mut files).err());
     notes.extend(refuse(common.foreign(root, &files, options)?, options)?);
     let run_args = RunArgs::new(common.args.clone(), &options.run_args);
     let wants_optimizer = options.wants(Section::Optimizer);
-    let SortedTensors { globals, states, mut buckets } =
+    let SortedTensors { globals, states, mut buckets, problems: unsorted } =
         sort_tensors(tensors, wants_optimizer, parse);
+    buckets.has_pieces = has_pieces;
     if wants_optimizer {
         buckets.add_objects(&objects);
     }
@@ -218,16 +229,30 @@ fn into_catalog(
     };
     let sharding = common.optimizer_sharding().map(str::to_owned);
     let mut catalog = CatalogBuilder::new(origin, files).with_rules(&options.rules);
-    catalog.problems(problems);
+    // A bucket that cannot be read leaves the others without a place, which needs no problem of its own.
+    let is_whole = unsorted.is_empty() && !problems.iter().any(is_of_optimizer);
+    catalog.problems(problems.into_iter().chain(unsorted));
     catalog.notes(notes);
     catalog.add_run_state(common.state);
     catalog.add_args(&common.args_file, &run_args);
     for (name, error) in assembly.problems {
         catalog.problem(Problem::of_tensor(name, error));
     }
+    let model = PlacedFor {
+        weights: &assembly.tensors,
+        run_args: &run_args,
+        rules: &rules,
+        sharding: sharding.as_deref(),
+    };
+    let placed = buckets.place(&model);
     let mut merged = assembly.tensors;
     merged.retain(|name, _| options.wants(Section::of(name.as_str())));
     catalog.add_merged(merged);
+    match placed {
+        Some(Ok(states)) => add_placed(&mut catalog, states, &run_args),
+        Some(Err(reason)) if is_whole => catalog.problem(unplaced(&reason, sharding.as_deref())),
+        Some(Err(_)) | None => {}
+    }
     buckets.add_to(&mut catalog, sharding.as_deref());
     let prefixes = states.iter().map(|state| format!("optimizer.{state}."));
     let model = options.wants(Section::Model).then(String::new);
@@ -240,6 +265,21 @@ fn into_catalog(
     Ok(catalog.finish())
 }
 
+/// Tells whether a problem is, or may be, with a part of the optimizer.
+fn is_of_optimizer(problem: &Problem) -> bool {
+    problem.tensor.as_deref().is_none_or(|name| name.contains("optimizer."))
+}
+
+/// The problem of states that have no place.
+fn unplaced(reason: &str, sharding: Option<&str>) -> Problem {
+    let kind = sharding.map(|kind| format!(" ({kind})")).unwrap_or_default();
+    let message = format!(
+        "cannot be compared: its states are stored by bucket{kind}, without the names of parameters, and these cannot be \
+         placed: {reason}; or leave the optimizer out with --section model"
+    );
+    Problem::of_tensor("optimizer", message)
+}
+
 /// The tensors of a checkpoint by the way in which they go into a catalog.
 #[derive(Default)]
 struct SortedTensors {
@@ -248,6 +288,7 @@ struct SortedTensors {
     /// The kinds of these states.
     states: BTreeSet<Arc<str>>,
     buckets: OptimizerBuckets,
+    problems: Vec<Problem>,
 }
 
 fn sort_tensors(
@@ -262,8 +303,9 @@ fn sort_tensors(
             _ if !wants_optimizer => continue,
             Key::State { state, name } => (Some(optimizer_state_name(state).into()), name),
             Key::Bucket { optimizer, bucket, state } => {
-                let state = optimizer_state_name(state);
-                sorted.buckets.add_tensor(&format!("{state}.{optimizer}{bucket}"), tensor);
+                let parts = [optimizer, bucket, state];
+                let added = sorted.buckets.add_bucket(parts, tensor, flattened.is_some());
+                sorted.problems.extend(added.err().map(|error| Problem::of_tensor(&*key, error)));
                 continue;
             }
             Key::Optimizer(rest) => {

@@ -81,7 +81,16 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             Err(error) => problems.push(Problem::of_tensor(key, error)),
         }
     }
-    let found = Contents { files, tensors, objects, common, problems, notes: Vec::new(), shards };
+    let found = Contents {
+        files,
+        tensors,
+        objects,
+        common,
+        problems,
+        notes: Vec::new(),
+        shards,
+        has_pieces: false,
+    };
     into_catalog(found, FORMAT.name, root, options, parse)
 }
 

@@ -11,7 +11,9 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::base::extent;
 use crate::containers::torch::{TorchFile, Value, ValueId};
 use crate::formats::walk::Bounds;
-use crate::layout::{BufferForm, BufferParam, GradBuffer, PackingVersion, ParamStart, RunArgs};
+use crate::layout::{
+    BufferForm, BufferParam, BufferProof, GradBuffer, PackingVersion, ParamStart, RunArgs,
+};
 use crate::names::megatron::optimizer_state_name;
 use crate::tensor::{StorageView, StoredTensor};
 
@@ -246,8 +248,9 @@ impl<'a> BufferReader<'a> {
             args: self.run_args,
         };
         let views = offsets_of_views(&params);
+        let proof = views.as_deref().map_or(BufferProof::Sizes, BufferProof::Views);
         let starts = buffer
-            .param_starts(stored.versions(), stored.form, &stored.numels()?, views.as_deref())
+            .param_starts(stored.versions(), stored.form, &stored.numels()?, proof)
             .map_err(UnmatchedState::new)?;
         for (kind, tensors) in &stored.states {
             let named = states.entry(optimizer_state_name(kind).to_owned()).or_default();
@@ -270,8 +273,8 @@ impl StoredBuffer {
         use PackingVersion::{Core0_4, Core0_6, Core0_7, Core0_8, Megatron23_06};
         match (self.form, self.mixes_param_dtypes) {
             (BufferForm::Whole, _) => &[Megatron23_06],
-            (BufferForm::Buckets, true) => &[Core0_4],
-            (BufferForm::Buckets, false) => &[Core0_6, Core0_7],
+            (BufferForm::Buckets | BufferForm::UnpaddedBuckets, true) => &[Core0_4],
+            (BufferForm::Buckets | BufferForm::UnpaddedBuckets, false) => &[Core0_6, Core0_7],
             (BufferForm::Coalesced, _) => &[Core0_7, Core0_8],
         }
     }
