@@ -110,7 +110,7 @@ fn one_changed_moment_in_a_bucket_is_named() {
 fn nothing_between_the_parameters_of_a_bucket_is_looked_at() {
     let path = optimizer("buckets/tp2-core-0.15");
     let data = fs::read(path.join("iter_0000002/__0_0.distcp")).unwrap();
-    let nan = [0xff, 0xff, 0xff, 0x7f].repeat(8);
+    let nan = f32::NAN.to_le_bytes().repeat(8);
     assert!(data.windows(nan.len()).any(|bytes| bytes == nan), "the gaps hold no NaN");
     let run = Run::of(ckptcmp().arg("check").arg(&path));
     assert_eq!(run.code, 0, "{run:?}");
@@ -152,7 +152,7 @@ fn masters_round_to_the_weights() {
             assert_eq!(found, weight, "{path}: {name}");
             rounded += 1;
         }
-        assert!(rounded > 10, "{path}");
+        assert!(rounded >= 8, "{path}");
     }
 }
 
