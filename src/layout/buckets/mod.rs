@@ -176,7 +176,7 @@ impl BucketedStates<'_> {
                 Ok(plan) if plans.iter().any(|(_, other)| *other == plan) => {}
                 Ok(plan) => plans.push((order, plan)),
                 Err(error) if failure.is_none() || order.agrees_with(self.args) => {
-                    failure = Some(error)
+                    failure = Some(error);
                 }
                 Err(_) => {}
             }
