@@ -90,12 +90,12 @@ pub enum BucketsError {
     )]
     Ambiguous,
     /// A rank's part of a weight cannot be told.
-    #[error("{name}: {source}")]
+    #[error("{name}: {reason}")]
     Weight {
         /// Canonical name of the weight.
         name: Name,
         /// The reason.
-        source: LayoutError,
+        reason: LayoutError,
     },
     /// The buffers are those of another number of ranks than the arguments say.
     #[error(
@@ -119,12 +119,12 @@ pub enum BucketsError {
         found: u64,
     },
     /// A buffer does not hold the parameters of any layers.
-    #[error("{label}: {source}")]
+    #[error("{label}: {reason}")]
     Buffer {
         /// The buffer.
         label: String,
         /// The reason.
-        source: BufferError,
+        reason: BufferError,
     },
     /// The buffers of a model chunk fit no number of layers.
     #[error("{label}: no number of layers fits into it")]

@@ -119,16 +119,16 @@ impl<'a> Model<'a> {
                 layers.insert(index);
             }
             let shape = local_shape(name.as_str(), weight, &axes, rules)
-                .map_err(|source| BucketsError::Weight { name: name.clone(), source })?;
+                .map_err(|reason| BucketsError::Weight { name: name.clone(), reason })?;
             let numel = extent::numel(&shape).unwrap_or(0);
             let dtype = weight.tensor.dtype().name();
             params.push(Param { name, part, rest, expert, dtype, shape, numel });
         }
         let local_experts = experts / axes.ep;
         if local_experts * axes.ep != experts {
-            let source = LayoutError::ExpertsNotDivisible { experts, shares: axes.ep };
+            let reason = LayoutError::ExpertsNotDivisible { experts, shares: axes.ep };
             let name = Name::new("mlp.experts");
-            return Err(BucketsError::Weight { name, source });
+            return Err(BucketsError::Weight { name, reason });
         }
         let predicts_further = params.iter().any(|param| matches!(param.part, ModelPart::Mtp(_)));
         let has_output = params.iter().any(|param| param.part == ModelPart::Output);

@@ -242,7 +242,7 @@ impl<'m> Stage<'_, '_, 'm> {
         let proof = sizes.pieces.as_deref().map_or(BufferProof::Sizes, BufferProof::Pieces);
         let starts = grad_buffer
             .param_starts(versions, *form, &sizes.numels, proof)
-            .map_err(|source| BucketsError::Buffer { label: label.clone(), source })?;
+            .map_err(|reason| BucketsError::Buffer { label: label.clone(), reason })?;
         let rank = RankCoord { vp: self.vp, ..rank.rank };
         for (slot, ParamStart { tensor, offset }) in slots.iter().zip(starts) {
             let mut start = offset;

@@ -54,7 +54,7 @@ impl Parts {
     ) -> Result<(), BucketsError> {
         let ranges: Vec<Range<u64>> = params.iter().map(|placed| placed.range.clone()).collect();
         for (tensor, placed) in flat.ranges(&ranges)?.into_iter().zip(params) {
-            let with_name = |source| BucketsError::Weight { name: placed.name.clone(), source };
+            let with_name = |reason| BucketsError::Weight { name: placed.name.clone(), reason };
             let tensor = shaped(tensor, placed)?;
             let tensor =
                 deinterleaved(placed.name.as_str(), tensor, states.args, 1).map_err(with_name)?;
