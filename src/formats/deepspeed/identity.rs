@@ -70,10 +70,11 @@ pub(super) fn check_partitions(
     options: &OpenOptions,
 ) -> Result<Vec<String>, OpenError> {
     let witness = |((mp, dp), (file, states)): (&(u64, u64), &(FileId, ZeroStates))| {
-        let counts = states.partitions.iter().map(|count| i64::try_from(*count).unwrap_or(-1));
-        let counts = PlainValue::List(counts.map(PlainValue::Int).collect());
+        // Stages have other groups, but share the largest one out among as many ranks.
+        let count = states.partitions.iter().max().and_then(|count| i64::try_from(*count).ok());
+        let count = count.map(|count| ("partition_count".to_owned(), PlainValue::Int(count)));
         let version = states.version.clone().map(PlainValue::Text);
-        let mut facts = vec![("partition_count".to_owned(), counts)];
+        let mut facts: Vec<(String, PlainValue)> = count.into_iter().collect();
         facts.extend(version.map(|version| ("ds_version".to_owned(), version)));
         let flats = states.flats.values().flatten().flatten();
         let is_unique = flats.into_iter().any(|flat| !flat.shape().contains(&0));
