@@ -191,9 +191,34 @@ pub(crate) fn replace(folder: &Path, from: &[u8], to: &[u8]) -> usize {
             at += found + to.len();
             count += 1;
         }
+        sum_again(&mut bytes);
         fs::write(&path, bytes).unwrap();
     }
     count
+}
+
+/// Makes the sums of a zip archive's stored entries those of their bytes; leaves other files as they are.
+fn sum_again(bytes: &mut [u8]) {
+    let short =
+        |bytes: &[u8], at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+    let long = |bytes: &[u8], at: usize| {
+        u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize
+    };
+    let end = bytes.windows(4).rposition(|part| part == b"PK\x05\x06");
+    let Some(end) = end.filter(|end| bytes.starts_with(b"PK") && end + 22 <= bytes.len()) else {
+        return;
+    };
+    let mut at = long(bytes, end + 16);
+    for _ in 0..short(bytes, end + 10) {
+        let (header, length) = (long(bytes, at + 42), long(bytes, at + 20));
+        let start = header + 30 + short(bytes, header + 26) + short(bytes, header + 28);
+        if short(bytes, at + 10) == 0 {
+            let sum = crc32fast::hash(&bytes[start..start + length]).to_le_bytes();
+            bytes[header + 14..header + 18].copy_from_slice(&sum);
+            bytes[at + 16..at + 20].copy_from_slice(&sum);
+        }
+        at += 46 + short(bytes, at + 28) + short(bytes, at + 30) + short(bytes, at + 32);
+    }
 }
 
 /// Gives a pickled key another name of the same length, e.g. so that a fact is not found.

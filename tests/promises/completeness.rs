@@ -325,7 +325,7 @@ fn parts_of_real_files_are_missed() {
         (
             "layouts/gpt/pp2",
             "decoder.layers.1.self_attention.linear_qkv.weight",
-            "decoder.layers.1.self_attention.linear_qkv.weight: missing",
+            "decoder.layers: layers 1, 4 lack self_attention.linear_qkv.weight, which 4 others",
         ),
         (
             "layouts/gpt/tp2pp2",
