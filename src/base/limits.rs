@@ -70,10 +70,22 @@ pub struct Limits {
     pub zarr_header: u64,
     /// Bytes that an archive of one tensor may have besides those of the tensor, where it is decompressed.
     pub archive_overhead: u64,
+    /// Bytes that a checkpoint is decompressed to, for each byte of its files: weights come to two, moments of zeros to many.
+    pub unpacked_ratio: u64,
+    /// Bytes that it may be decompressed to besides.
+    pub unpacked: u64,
+    /// Bytes of a compressed slice that is decompressed even where nobody asks for the values of tensors.
+    pub unpacked_always: u64,
     /// Entries of one zip directory.
     pub archive_entries: usize,
     /// Levels of nesting that are followed when values are read back.
     pub depth: usize,
+    /// Entries that a walk through a pickle may come by for each reference in it: modules that share others are few.
+    pub shared: usize,
+    /// Entries that it may come by besides.
+    pub shared_entries: usize,
+    /// Lists, dicts and objects that one pickle may build, which take more memory than other values: a tensor comes to two or three.
+    pub pickle_containers: usize,
     /// Flags that torch hangs on one tensor; it has two.
     pub tensor_flags: usize,
     /// Characters of a class's name that are quoted.
@@ -120,14 +132,21 @@ pub struct Limits {
     pub pieces: usize,
     /// Levels of groups in groups, in the proof that boxes tile a tensor; straight cuts need one or two for each dimension.
     pub tiling_levels: usize,
-    /// Pairs of boxes that the same proof compares: far more than any way of sharding needs.
+    /// Boxes that the same proof sorts or compares for all tensors of a checkpoint, besides [`Limits::tiling_steps`] of each:
+    /// far more than any way of sharding needs.
     pub tiling_pairs: u64,
+    /// Times that the same proof may sort each box.
+    pub tiling_steps: u64,
     /// Dimensions of one tensor; torch itself stops at 64.
     pub rank: usize,
     /// Size of one dimension: so low that sums over all shards of a run and small multiples cannot overflow.
     pub dim: u64,
     /// Elements of a tensor that uses the same bytes for several of them.
     pub expanded: u64,
+    /// Elements of all tensors and copies of a checkpoint, for each byte of its files: views of one another, tied weights.
+    pub uses: u64,
+    /// Elements that it may have besides, whatever its files hold: masks and the like, expanded from a few values.
+    pub repeated: u64,
     /// Model chunks of one rank.
     pub chunks: u64,
     /// Layers of one list in a model.
@@ -150,6 +169,10 @@ pub struct Limits {
     pub patterns: usize,
     /// Bytes that one of these patterns may compile to.
     pub pattern_bytes: usize,
+    /// Steps that it may take to match all names against them: a character of a name and one of a pattern each.
+    pub pattern_steps: u64,
+    /// Steps besides for each byte of the files: parameters of a model have many.
+    pub pattern_steps_a_byte: u64,
     /// Characters of a pattern or a version that are quoted.
     pub quoted: usize,
     /// Param groups of all the optimizers of a rank.
@@ -183,8 +206,14 @@ pub const LIMITS: Limits = Limits {
     safetensors_header: 100_000_000,
     zarr_header: 64 << 10,
     archive_overhead: 1 << 20,
+    unpacked_ratio: 64,
+    unpacked: 128 << 20,
+    unpacked_always: 64 << 10,
     archive_entries: 4 << 20,
     depth: 64,
+    shared: 4,
+    shared_entries: 1024,
+    pickle_containers: 4 << 20,
     tensor_flags: 64,
     class_name: 200,
     name: 4096,
@@ -208,10 +237,13 @@ pub const LIMITS: Limits = Limits {
     boxes: 1 << 20,
     pieces: 1 << 17,
     tiling_levels: 64,
-    tiling_pairs: 1 << 27,
+    tiling_pairs: 1 << 24,
+    tiling_steps: 64,
     rank: 64,
     dim: 1 << 48,
     expanded: 1 << 32,
+    uses: 4,
+    repeated: 64 << 20,
     chunks: 256,
     layers: 1 << 20,
     stacks: 1024,
@@ -222,7 +254,9 @@ pub const LIMITS: Limits = Limits {
     text_file: 1 << 20,
     config_files: 64,
     patterns: 4096,
-    pattern_bytes: 64 << 10,
+    pattern_bytes: 16 << 10,
+    pattern_steps: 1 << 25,
+    pattern_steps_a_byte: 16,
     quoted: 200,
     param_groups: 4096,
     param_states: 64,

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::layout::rules::UserRule;
 use crate::layout::{ArgName, Merged, RunArgs};
@@ -200,9 +201,41 @@ impl<'a> CatalogBuilder<'a> {
         self.catalog.notes.extend(notes);
     }
 
+    /// Takes out the tensors for which no budget of elements is left: a few bytes may stand for elements without end, and
+    /// under any number of names.
+    fn hold_to_budget(&mut self) {
+        let Catalog { tensors, tied, files, positions, problems, .. } = &mut self.catalog;
+        let limit = files.bytes_at_hand().saturating_mul(LIMITS.uses);
+        let limit = limit.saturating_add(LIMITS.repeated);
+        let (mut left, mut over) = (limit, Vec::new());
+        let mut pays = |name: &Name, tensor: &LogicalTensor| {
+            let rest = left.checked_sub(tensor.stored_elements());
+            left = rest.unwrap_or(left);
+            if rest.is_none() {
+                over.push(name.clone());
+            }
+            rest.is_some()
+        };
+        tensors.retain(|name, entry| pays(name, &entry.tensor));
+        tied.retain(|name, Tied { to, copy }| {
+            let shared = tensors.get(to).map(|entry| &entry.tensor);
+            copy.as_ref().or(shared).is_some_and(|tensor| pays(name, tensor))
+        });
+        positions.retain(|name| tensors.contains_key(name));
+        if let Some(first) = over.first() {
+            let more = OverLimit::new("elements in so few bytes", limit);
+            let message = format!(
+                "the checkpoint has {more}, so that {} of its tensors are left out",
+                over.len()
+            );
+            problems.push(Problem::of_tensor(first.as_str(), message));
+        }
+    }
+
     /// The catalog, with remarks on names without a rule and on rules without a name.
     #[must_use]
     pub fn finish(mut self) -> Catalog {
+        self.hold_to_budget();
         // Names of the user's own modules, none of which a table could know, are no finding.
         if let Some(first) = self.without_rule.first().filter(|_| self.has_rules) {
             self.note(format!(

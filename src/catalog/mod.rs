@@ -7,6 +7,7 @@ mod state;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::names::{Name, Naming};
 use crate::storage::{FileSet, Region};
@@ -41,6 +42,8 @@ pub struct Catalog {
     pub leftovers: Vec<Problem>,
     /// Remarks for the user: informational.
     pub notes: Vec<String>,
+    /// Steps that are left for proofs that pieces tile a shape.
+    tiling_steps: u64,
 }
 
 /// The path, format and layout that a catalog comes from.
@@ -140,6 +143,7 @@ impl Catalog {
             problems: Vec::new(),
             leftovers: Vec::new(),
             notes: Vec::new(),
+            tiling_steps: LIMITS.tiling_pairs,
         }
     }
 
@@ -158,7 +162,7 @@ impl Catalog {
 
     /// Adds a tensor after proving that its pieces tile its shape; one that they do not is a problem instead.
     pub fn insert(&mut self, name: Name, entry: Entry) {
-        match entry.tensor.check_tiling() {
+        match entry.tensor.check_tiling_within(&mut self.tiling_steps) {
             Ok(()) => {
                 self.tensors.insert(name, entry);
             }

@@ -130,6 +130,7 @@ impl InputArgs {
             format: self.format.clone(),
             run_args: self.run_args(side),
             rules: self.rules.clone(),
+            no_values: false,
             replicas: self.replicas,
             allow_foreign_ranks: self.allow_foreign_ranks,
         }

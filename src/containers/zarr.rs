@@ -4,6 +4,7 @@
 //! (`core/dist_checkpointing/strategies/zarr.py`), which adds the dtype `bfloat16` to it.
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -98,11 +99,17 @@ struct ZarrHeader {
     dimension_separator: Option<String>,
 }
 
-/// Reads an array's header and finds its chunks; reads none of its elements.
+/// Reads an array's header and finds its chunks; reads none of its elements. At most so many missing chunks are listed, and none
+/// is looked for after the last of them.
 ///
 /// # Errors
 /// [`ZarrError`] where it cannot be read. A chunk that is not there is no error but listed.
-pub fn open(files: &mut FileSet, folder: &Path, name: &str) -> Result<ZarrArray, ZarrError> {
+pub fn open(
+    files: &mut FileSet,
+    folder: &Path,
+    name: &str,
+    most_missing: NonZeroUsize,
+) -> Result<ZarrArray, ZarrError> {
     let header_path = folder.join(HEADER);
     let header_error = |source| ZarrError::Io { path: header_path.clone(), source };
     let header_file = files.add(&header_path).map_err(header_error)?;
@@ -115,12 +122,16 @@ pub fn open(files: &mut FileSet, folder: &Path, name: &str) -> Result<ZarrArray,
     };
     let mut missing = Vec::new();
     let mut boxes = Vec::new();
-    for place in places(&grid) {
+    let count = numel(&grid).unwrap_or(0);
+    for place in (0..count).map(|number| place_of(number, &grid)) {
         let path = folder.join(file_name(&place));
         let file = match files.add(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 missing.push(path);
+                if missing.len() >= most_missing.get() {
+                    break;
+                }
                 continue;
             }
             Err(source) => return Err(ZarrError::Io { path, source }),
@@ -233,20 +244,14 @@ fn grid(header: &ZarrHeader) -> Result<Vec<u64>, ZarrError> {
     }
 }
 
-/// Every place of a grid, in row-major order.
-fn places(grid: &[u64]) -> Vec<Vec<u64>> {
-    if grid.contains(&0) {
-        // The other dimensions may be of any size then.
-        return Vec::new();
+/// The place of this number in a grid, in row-major order.
+fn place_of(mut number: u64, grid: &[u64]) -> Vec<u64> {
+    let mut place = vec![0; grid.len()];
+    for (index, count) in place.iter_mut().zip(grid).rev() {
+        *index = number % count;
+        number /= count;
     }
-    let mut places = vec![Vec::new()];
-    for &count in grid {
-        let longer = |place: Vec<u64>| {
-            (0..count).map(move |index| place.iter().copied().chain([index]).collect())
-        };
-        places = places.into_iter().flat_map(longer).collect();
-    }
-    places
+    place
 }
 
 /// The box of the array that a chunk holds. Chunks at the edge are as long as the others, padded beyond the array.
@@ -279,7 +284,8 @@ mod tests {
         let header = r#"{"zarr_format": 2, "shape": [1099511627776, 0], "chunks": [1, 1], "dtype": "<f4", "order": "C",
             "compressor": null, "filters": null, "fill_value": null}"#;
         std::fs::write(folder.path().join(HEADER), header).unwrap();
-        let array = open(&mut FileSet::default(), folder.path(), "empty").unwrap();
+        let array =
+            open(&mut FileSet::default(), folder.path(), "empty", NonZeroUsize::MIN).unwrap();
         assert_eq!((array.tensor.shape(), array.chunks), (&[1 << 40, 0][..], 0));
         assert!(array.missing.is_empty());
     }

@@ -2,6 +2,7 @@
 
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, Section};
+use crate::containers::dcp::Wanted;
 use crate::layout::rules::UserRule;
 use crate::tensor::Merge;
 
@@ -36,6 +37,8 @@ pub struct OpenOptions {
     pub run_args: Vec<(String, PlainValue)>,
     /// Sharding rules that win over the table.
     pub rules: Vec<UserRule>,
+    /// Nobody will ask for the values of tensors, as where they are only listed: what is compressed may stay so.
+    pub no_values: bool,
     /// The replica that counts where some disagree, instead of that of the format's own software.
     pub replicas: Option<Merge>,
     /// Files that say to be others than their names make of them are taken for what their names say.
@@ -51,6 +54,7 @@ impl Default for OpenOptions {
             format: None,
             run_args: Vec::new(),
             rules: Vec::new(),
+            no_values: false,
             replicas: None,
             allow_foreign_ranks: false,
         }
@@ -58,6 +62,11 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
+    /// The values that are asked for.
+    pub(super) fn values(&self) -> Wanted {
+        if self.no_values { Wanted::None } else { Wanted::All }
+    }
+
     /// Tells whether to read a section.
     pub(super) fn wants(&self, section: Section) -> bool {
         self.sections.contains(&section)

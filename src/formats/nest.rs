@@ -17,7 +17,7 @@ pub(super) fn tensors_of(
 ) -> (Vec<(String, StoredTensor)>, Vec<Problem>) {
     let mut walk = Walk {
         torch,
-        bounds: Bounds::new(path),
+        bounds: Bounds::of_torch(path, torch),
         tensors: Vec::new(),
         inside: Vec::new(),
         barren: HashSet::new(),

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA, OverLimit};
+use crate::base::limits::{ENTRY, LIMITS, OVER_GLOBAL_METADATA, OVER_METADATA, OverLimit};
 use crate::catalog::Problem;
 use crate::containers::torch::{TorchFile, Value, ValueId};
 use crate::tensor::StoredTensor;
@@ -16,7 +16,9 @@ use super::nest::key_text;
 #[derive(Debug)]
 pub(super) struct Bounds {
     path: PathBuf,
+    entries: usize,
     left: usize,
+    over: OverLimit,
     problems: Vec<Problem>,
     unlisted: usize,
 }
@@ -25,10 +27,27 @@ pub(super) struct Bounds {
 pub(super) const OVER_DEPTH: OverLimit =
     OverLimit::new("levels of nested dicts", LIMITS.depth as u64);
 
+/// Dicts are shared more often than [`LIMITS`] allow.
+const OVER_SHARED: OverLimit =
+    OverLimit::new("entries for each reference of its pickle", LIMITS.shared as u64);
+
 impl Bounds {
     pub(super) fn new(path: &Path) -> Self {
         let path = path.to_path_buf();
-        Self { path, left: LIMITS.metadata, problems: Vec::new(), unlisted: 0 }
+        let (left, over) = (LIMITS.metadata, OVER_METADATA);
+        Self { path, entries: usize::MAX, left, over, problems: Vec::new(), unlisted: 0 }
+    }
+
+    /// Bounds for what a pickle describes: as many entries as it has references, and some more for those it shares.
+    pub(super) fn of_torch(path: &Path, torch: &TorchFile) -> Self {
+        let entries = torch.values().references().saturating_mul(LIMITS.shared);
+        Self { entries: entries.saturating_add(LIMITS.shared_entries), ..Self::new(path) }
+    }
+
+    /// Bounds for all files of a checkpoint that knows no ranks.
+    pub(super) fn of_whole(path: &Path) -> Self {
+        let (left, over) = (LIMITS.global_metadata, OVER_GLOBAL_METADATA);
+        Self { left, over, ..Self::new(path) }
     }
 
     /// Pays for an entry. After an error there is no going on.
@@ -40,8 +59,9 @@ impl Bounds {
             let (limit, found) = (LIMITS.name as u64, name.len() as u64);
             return Err(OverLimit::found("bytes in one name", limit, found));
         }
+        self.entries = self.entries.checked_sub(1).ok_or(OVER_SHARED)?;
         let left = self.left.checked_sub(name.len() + ENTRY);
-        self.left = left.ok_or(OVER_METADATA)?;
+        self.left = left.ok_or(self.over)?;
         Ok(())
     }
 

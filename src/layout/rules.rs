@@ -150,6 +150,8 @@ pub struct Rules {
     /// By full name.
     checkpoint: HashMap<String, Sharding>,
     table: SuffixTable<Sharding>,
+    /// The table is Megatron's, which has each of two twin modules under the name of one.
+    has_twins: bool,
 }
 
 /// A rule from the command line that cannot be read.
@@ -204,7 +206,7 @@ impl Rules {
     /// The table of canonical names, with the user's rules in front.
     #[must_use]
     pub fn new(user: &[UserRule]) -> Self {
-        Self::of_table(RULES, user)
+        Self { has_twins: true, ..Self::of_table(RULES, user) }
     }
 
     /// Another table, for names that stay as they are stored, with the user's rules in front.
@@ -215,6 +217,7 @@ impl Rules {
             user: SuffixTable::new(user),
             checkpoint: HashMap::new(),
             table: SuffixTable::new(table.iter().cloned()),
+            has_twins: false,
         }
     }
 
@@ -227,11 +230,11 @@ impl Rules {
     /// The rule for a name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<&Sharding> {
-        let plain = without_twin_numbers(name);
-        let by_suffix = |table| find_suffix(table, name).or_else(|| find_suffix(table, &plain));
-        by_suffix(&self.user)
+        let twin = || find_suffix(&self.table, &without_twin_numbers(name)?);
+        find_suffix(&self.user, name)
             .or_else(|| self.checkpoint.get(name))
-            .or_else(|| by_suffix(&self.table))
+            .or_else(|| find_suffix(&self.table, name))
+            .or_else(|| if self.has_twins { twin() } else { None })
     }
 }
 
@@ -239,15 +242,20 @@ fn find_suffix<'t>(table: &'t SuffixTable<Sharding>, name: &str) -> Option<&'t S
     table.find(name).map(|found| found.value)
 }
 
-/// LongCat has two of each module in a layer: `self_attention_0`, `mlps_1` are cut as `self_attention`, `mlp`.
-fn without_twin_numbers(name: &str) -> String {
-    let plain =
-        |component: &'_ str| match component.strip_suffix("_0").or(component.strip_suffix("_1")) {
-            Some("mlps") => "mlp".to_owned(),
-            Some(stem) => stem.to_owned(),
-            None => component.to_owned(),
-        };
-    name.split('.').map(plain).collect::<Vec<_>>().join(".")
+/// LongCat has two of each module in a layer: `self_attention_0`, `mlps_1` are cut as `self_attention`, `mlp`. `None` for the
+/// name of no such module.
+fn without_twin_numbers(name: &str) -> Option<String> {
+    let plain = |component| match stem_of_twin(component) {
+        Some("mlps") => "mlp",
+        Some(stem) => stem,
+        None => component,
+    };
+    let has_twin = name.split('.').any(|component| stem_of_twin(component).is_some());
+    has_twin.then(|| name.split('.').map(plain).collect::<Vec<_>>().join("."))
+}
+
+fn stem_of_twin(component: &str) -> Option<&str> {
+    component.strip_suffix("_0").or(component.strip_suffix("_1"))
 }
 
 #[cfg(test)]
@@ -292,6 +300,17 @@ mod tests {
         let rules = Rules::new(&[]);
         assert_eq!(rules.find("decoder.layers.0.mlps_1.linear_fc1.weight"), Some(&Gated));
         assert_eq!(rules.find("decoder.layers.0.input_layernorm_0.weight"), Some(&Replicated));
+    }
+
+    #[test]
+    fn twins_are_only_those_of_the_table_that_has_them() {
+        let name = "decoder.layers.0.mlps_1.linear_fc1.weight";
+        let user: UserRule = "mlp.linear_fc1.weight=replicated".parse().unwrap();
+        assert_eq!(Rules::new(std::slice::from_ref(&user)).find(name), Some(&Gated));
+        let own: &[(&str, Sharding)] = &[("{att,ffn}.weight", Split(0))];
+        let rules = Rules::of_table(own, &[user]);
+        assert_eq!(rules.find("layer.att.weight"), Some(&Split(0)));
+        assert_eq!(rules.find("layer.att_0.weight"), None);
     }
 
     #[test]

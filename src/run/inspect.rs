@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::base::side::Side;
 use crate::catalog::Section;
 use crate::cli::InspectArgs;
-use crate::formats;
+use crate::formats::{self, OpenOptions};
 use crate::pipeline;
 use crate::report::{Style, catalog, problems};
 
@@ -14,7 +14,8 @@ use super::result::{check_stdout, to_stdout};
 
 pub(super) fn run(args: &InspectArgs, style: Style) -> Result<u8> {
     check_stdout()?;
-    let opened = formats::open(&args.path, &args.input.options(Side::A, &Section::ALL))?;
+    let options = args.input.options(Side::A, &Section::ALL);
+    let opened = formats::open(&args.path, &OpenOptions { no_values: true, ..options })?;
     pipeline::check_unchanged(&opened, None, "inspect")?;
     match args.json {
         true => to_stdout(|out| catalog::write_json(&opened, out))?,

@@ -16,7 +16,7 @@ mod sums;
 
 use crate::base::limits::OverLimit;
 use stamp::Stamp;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -86,6 +86,8 @@ pub struct FileSet {
     promised: sums::Promised,
     noted: globals::Noted,
     rank_folders: Vec<&'static str>,
+    /// Bytes of files of our own.
+    own_bytes: u64,
     /// Files that were read before, and count as long as they stay what they were.
     watched: Vec<WatchedFile>,
 }
@@ -186,12 +188,17 @@ impl FileSet {
         Ok(id)
     }
 
-    /// Adds a file of our own that has no name, to be shown as `path`. It may still grow.
+    /// Adds a file of our own that has no name, to be shown as `path`. It may still grow ([`FileSet::grow`]).
     ///
     /// # Errors
     /// There are more files than can be numbered.
     pub fn hold(&mut self, file: File, path: &Path) -> io::Result<FileId> {
         self.push(path, Place::Held(Arc::new(file)))
+    }
+
+    /// Counts bytes that were added to files of our own.
+    pub fn grow(&mut self, bytes: u64) {
+        self.own_bytes = self.own_bytes.saturating_add(bytes);
     }
 
     fn entry(&self, file: FileId) -> &FileEntry {
@@ -230,10 +237,18 @@ impl FileSet {
         Region { file, offset: 0, len: self.entry(file).len() }
     }
 
-    /// Bytes in all files of the set.
+    /// Bytes in all files of the set, but for those of our own.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.len()))
+    }
+
+    /// Bytes in all files of the set, each counted once, and those of our own.
+    #[must_use]
+    pub fn bytes_at_hand(&self) -> u64 {
+        let mut known = HashSet::new();
+        let entries = self.entries.iter().filter(|entry| known.insert(&*entry.path));
+        entries.fold(self.own_bytes, |sum, entry| sum.saturating_add(entry.len()))
     }
 
     /// Fills `buffer` from byte `offset` of a file.

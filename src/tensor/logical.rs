@@ -515,10 +515,26 @@ impl LogicalTensor {
     /// Proves that the pieces tile the shape: none missing, none twice.
     ///
     /// # Errors
-    /// [`TensorError::Gap`], [`TensorError::Overlap`], or [`TensorError::Irregular`] where it would take too long.
+    /// As [`LogicalTensor::check_tiling_within`].
     pub fn check_tiling(&self) -> Result<(), TensorError> {
+        self.check_tiling_within(&mut LIMITS.tiling_pairs.clone())
+    }
+
+    /// The same, where other tensors draw on as many steps, too.
+    ///
+    /// # Errors
+    /// [`TensorError::Gap`], [`TensorError::Overlap`], or [`TensorError::Irregular`] where it would take too long.
+    pub fn check_tiling_within(&self, steps: &mut u64) -> Result<(), TensorError> {
         let mut boxes: Vec<&Extent> = self.pieces.iter().map(|piece| &piece.extent).collect();
-        tiling::prove(&mut boxes, self.numel())
+        tiling::prove(&mut boxes, self.numel(), steps)
+    }
+
+    /// Number of elements of all its copies, as many as are read for it.
+    #[must_use]
+    pub fn stored_elements(&self) -> u64 {
+        let copies = self.replicas.iter().map(|replica| &replica.pieces);
+        let pieces = copies.chain([&self.pieces]).flatten();
+        pieces.fold(0, |sum: u64, piece| sum.saturating_add(piece.extent.numel()))
     }
 
     /// Element type.

@@ -11,10 +11,14 @@ use crate::base::limits::LIMITS;
 /// Fewer boxes are compared pair by pair at once.
 const FEW: usize = 8;
 
-/// Proves that these boxes, which lie inside the tensor, cover its elements once each.
-pub(super) fn prove(boxes: &mut [&Extent], numel: u64) -> Result<(), TensorError> {
-    let mut pairs = LIMITS.tiling_pairs;
-    if let Some(shared) = overlap(boxes, LIMITS.tiling_levels, &mut pairs)? {
+/// Proves that these boxes, which lie inside the tensor, cover its elements once each. What it takes beyond some steps a box
+/// comes from `left`, which all tensors of a checkpoint share.
+pub(super) fn prove(boxes: &mut [&Extent], numel: u64, left: &mut u64) -> Result<(), TensorError> {
+    let own = LIMITS.tiling_steps.saturating_mul(boxes.len() as u64);
+    let mut steps = left.saturating_add(own);
+    let found = overlap(boxes, LIMITS.tiling_levels, &mut steps);
+    *left = steps.min(*left);
+    if let Some(shared) = found? {
         return Err(TensorError::Overlap { at: shared.offsets });
     }
     // They are disjoint, so that the sum fits.
@@ -29,11 +33,12 @@ pub(super) fn prove(boxes: &mut [&Extent], numel: u64) -> Result<(), TensorError
 fn overlap(
     boxes: &mut [&Extent],
     levels: usize,
-    pairs: &mut u64,
+    steps: &mut u64,
 ) -> Result<Option<Extent>, TensorError> {
     let rank = boxes.first().map_or(0, |extent| extent.offsets.len());
     if boxes.len() > FEW && levels > 0 {
         for dim in 0..rank {
+            pay(steps, boxes.len() as u64)?;
             boxes.sort_by_key(|extent| extent.offsets[dim]);
             let first = len_of_group(boxes, dim);
             if first == boxes.len() {
@@ -41,7 +46,7 @@ fn overlap(
             }
             let (mut group, mut rest) = boxes.split_at_mut(first);
             while !group.is_empty() {
-                if let Some(shared) = overlap(group, levels - 1, pairs)? {
+                if let Some(shared) = overlap(group, levels - 1, steps)? {
                     return Ok(Some(shared));
                 }
                 (group, rest) = rest.split_at_mut(len_of_group(rest, dim));
@@ -49,7 +54,12 @@ fn overlap(
             return Ok(None);
         }
     }
-    overlap_of_pairs(boxes, pairs)
+    overlap_of_pairs(boxes, steps)
+}
+
+fn pay(left: &mut u64, steps: u64) -> Result<(), TensorError> {
+    *left = left.checked_sub(steps).ok_or(TensorError::Irregular)?;
+    Ok(())
 }
 
 /// Number of boxes, sorted along a dimension, before the first place where none goes on.
@@ -64,7 +74,9 @@ fn len_of_group(boxes: &[&Extent], dim: usize) -> usize {
     boxes.iter().position(starts_anew).unwrap_or(boxes.len())
 }
 
-fn overlap_of_pairs(boxes: &mut [&Extent], pairs: &mut u64) -> Result<Option<Extent>, TensorError> {
+fn overlap_of_pairs(boxes: &mut [&Extent], steps: &mut u64) -> Result<Option<Extent>, TensorError> {
+    // A few boxes are few pairs, however many tensors have no more.
+    let price = u64::from(boxes.len() > FEW);
     boxes.sort_by(|one, other| one.offsets.cmp(&other.offsets));
     for (index, extent) in boxes.iter().enumerate() {
         let end = extent.offsets.first().map(|first| first + extent.sizes[0]);
@@ -72,7 +84,7 @@ fn overlap_of_pairs(boxes: &mut [&Extent], pairs: &mut u64) -> Result<Option<Ext
             if end.is_some_and(|end| other.offsets[0] >= end) {
                 break;
             }
-            *pairs = pairs.checked_sub(1).ok_or(TensorError::Irregular)?;
+            pay(steps, price)?;
             if let Some(shared) = extent.intersect(other) {
                 return Ok(Some(shared));
             }
@@ -87,7 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn prove_all(boxes: &[Extent], numel: u64) -> Result<(), TensorError> {
-        prove(&mut boxes.iter().collect::<Vec<_>>(), numel)
+        prove(&mut boxes.iter().collect::<Vec<_>>(), numel, &mut LIMITS.tiling_pairs.clone())
     }
 
     /// `rows` x `columns` boxes of 2 x 3.
@@ -102,9 +114,9 @@ mod tests {
     #[test]
     fn a_grid_of_many_boxes_takes_few_steps() {
         let boxes = grid(400, 300);
-        let mut pairs = 400 * 300;
+        let mut steps = 3 * 400 * 300;
         assert_eq!(
-            overlap(&mut boxes.iter().collect::<Vec<_>>(), LIMITS.tiling_levels, &mut pairs),
+            overlap(&mut boxes.iter().collect::<Vec<_>>(), LIMITS.tiling_levels, &mut steps),
             Ok(None)
         );
         assert_eq!(prove_all(&boxes, 400 * 300 * 6), Ok(()));

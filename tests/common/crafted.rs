@@ -240,14 +240,28 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// Runs the command in two gigabytes of address space and a minute of processor time, and checks that it ends as a
 /// command should: with an exit code of its own, with a reason where that is 2, and with no control characters on the screen.
 pub(crate) fn run(context: &str, args: &[&Path]) -> Run {
+    run_within(context, args, 2_000_000, 60)
+}
+
+/// All commands on one that is small and asks for much: an eighth of that memory and time, so that tests without
+/// optimisation pass and what has no bounds does not. Returns the run of `check`.
+pub(crate) fn bomb(context: &str, path: &Path) -> Run {
+    let within = |words: &[&str], paths: &[&Path]| {
+        let args: Vec<&Path> = words.iter().map(Path::new).chain(paths.iter().copied()).collect();
+        run_within(&format!("{context}, {}", words[0]), &args, 700_000, 20)
+    };
+    within(&["inspect"], &[path]);
+    within(&["compare", "--threads", "2", "-o", "/dev/null"], &[path, path]);
+    within(&["check", "--threads", "2"], &[path])
+}
+
+fn run_within(context: &str, args: &[&Path], kilobytes: u32, seconds: u32) -> Run {
     let folder = tempfile::tempdir().unwrap();
     let [out, err] = ["out", "err"].map(|name| folder.path().join(name));
     let mut child = Command::new("sh")
-        .args([
-            "-c",
-            "ulimit -v 2000000; ulimit -t 60; exec \"$0\" \"$@\"",
-            env!("CARGO_BIN_EXE_ckptcmp"),
-        ])
+        .arg("-c")
+        .arg(format!("ulimit -v {kilobytes}; ulimit -t {seconds}; exec \"$0\" \"$@\""))
+        .arg(env!("CARGO_BIN_EXE_ckptcmp"))
         .args(args)
         .stdin(Stdio::null())
         .stdout(File::create(&out).unwrap())

@@ -270,3 +270,74 @@ fn other_pickles_are_no_metadata() {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
 }
+
+/// A zstd frame of so many zeros, in blocks that repeat one byte (RFC 8878, section 3.1.1).
+fn zeros(blocks: usize) -> Vec<u8> {
+    const BLOCK: u32 = 128 << 10;
+    let mut frame = b"\x28\xb5\x2f\xfd\x00\x38".to_vec();
+    for number in 1..=blocks {
+        let header = u32::from(number == blocks) | 1 << 1 | BLOCK << 3;
+        frame.extend(&header.to_le_bytes()[..3]);
+        frame.push(0);
+    }
+    frame
+}
+
+/// A folder of tensors that are compressed slices of zeros.
+fn folder_of_zeros(tensors: usize, blocks: usize) -> tempfile::TempDir {
+    let slice = zeros(blocks);
+    let numel = blocks as u64 * (128 << 10) / 4;
+    let names: Vec<String> = (0..tensors).map(|number| format!("weight{number}")).collect();
+    let described_ = |name: &String| (text(name), described(&[numel], vec![chunk(&[0], &[numel])]));
+    let stored_ = |(number, name): (usize, &String)| {
+        let index = dict([("fqn", text(name)), ("index", P::None), ("offset", size(&[0]))]);
+        let info = dict([
+            ("relative_path", text("__0_0.distcp")),
+            ("offset", P::Unsigned((number * slice.len()) as u64)),
+            ("length", P::Unsigned(slice.len() as u64)),
+            ("transform_descriptors", P::List(vec![text("stream.zstd/1")])),
+        ]);
+        (object("MetadataIndex", &index), object("_StorageInfo", &info))
+    };
+    let folder = folder(
+        names.iter().map(described_).collect(),
+        names.iter().enumerate().map(stored_).collect(),
+    );
+    fs::write(folder.path().join("__0_0.distcp"), slice.repeat(tensors)).unwrap();
+    folder
+}
+
+#[test]
+fn slices_are_decompressed_only_so_far() {
+    for (tensors, blocks) in [(1, 15_000), (40, 400)] {
+        let folder = folder_of_zeros(tensors, blocks);
+        let run = crafted::run("zeros", &["check".as_ref(), folder.path()]);
+        assert_eq!(run.code, 2);
+        let said = "more decompressed bytes of the checkpoint than the limit";
+        assert!(run.stderr.contains(said), "{}", run.stderr);
+    }
+    // Listing them takes none of the work, and nobody asks whether they are archives.
+    let run = run(["inspect".as_ref(), folder_of_zeros(2, 15_000).path().as_os_str()]);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(run.stdout.contains("[491520000]"), "{}", run.stdout);
+}
+
+#[test]
+fn boxes_that_no_cut_takes_apart_are_compared_only_so_far() {
+    const BOXES: u64 = 6000;
+    let file = crafted::file(crafted::tensor_of("0", 64, 0, &[1 << 14, 1], &[0, 0]).pickle());
+    let name = |number: u64| format!("weight{number}");
+    let places = |number| (0..BOXES).map(move |at| (number, [at, (1 << 14) - at]));
+    let boxes = |number| places(number).map(|(_, offsets)| chunk(&offsets, &[1 << 14, 1]));
+    let all = (0..4).map(|number| {
+        (text(&name(number)), described(&[1 << 15, 1 << 15], boxes(number).collect()))
+    });
+    let stored = (0..4).flat_map(places).map(|(number, offsets)| {
+        stored(&name(number), &offsets, "__0_0.distcp", 0, file.len() as u64)
+    });
+    let folder = folder(all.collect(), stored.collect());
+    fs::write(folder.path().join("__0_0.distcp"), &file).unwrap();
+    let run = crafted::bomb("stairs", folder.path());
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("weight3: its pieces lie too irregularly"), "{}", run.stderr);
+}

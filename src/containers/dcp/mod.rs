@@ -50,7 +50,7 @@ use crate::storage::{FileId, FileSet, Region};
 use crate::tensor::{LogicalTensor, Source, StoredTensor, TensorError};
 
 use slice::{DataFile, ExpectedChunk};
-use unpack::Spool;
+use unpack::{Packed, Spool};
 
 /// A checkpoint whose wanted tensors were looked up in its data files.
 #[derive(Debug)]
@@ -186,7 +186,7 @@ impl Checkpoint {
         files: &mut FileSet,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<Self, DcpError> {
-        Ok(Self::of(Metadata::read(folder, files)?, folder, files, wanted))
+        Ok(Self::of(Metadata::read(folder, files)?, folder, files, wanted, Wanted::All))
     }
 
     /// As [`Checkpoint::open`], where the metadata was read before.
@@ -195,26 +195,31 @@ impl Checkpoint {
         folder: &Path,
         files: &mut FileSet,
         wanted: impl Fn(&str) -> bool,
+        values: Wanted,
     ) -> Self {
         let tensors: Vec<(&Arc<str>, &TensorMeta)> =
             metadata.tensors.iter().filter(|(name, _)| wanted(name)).collect();
-        let mut slices = Slices::of(folder);
+        let mut slices = Slices::of(folder, values);
+        // All files first: what one of them allows for does not depend on the order of names.
+        let chunks = tensors.iter().flat_map(|(_, tensor)| &tensor.chunks);
+        let objects = metadata.objects.iter().filter(|(name, _)| wanted(name));
+        let objects = objects.filter_map(|(_, places)| places.first());
+        chunks
+            .filter_map(|chunk| chunk.place.as_ref())
+            .chain(objects)
+            .for_each(|place| slices.add_file(place, files));
         for (_, tensor) in &tensors {
             let element = Dtype::from_name(&tensor.dtype).map_or(0, Dtype::size);
             for chunk in &tensor.chunks {
                 if let Some(place) = &chunk.place {
                     let bytes = numel(&chunk.sizes).and_then(|count| count.checked_mul(element));
-                    slices.prepare(
-                        place,
-                        files,
-                        bytes.unwrap_or(0).saturating_add(LIMITS.archive_overhead),
-                    );
+                    slices.prepare_tensor(place, files, bytes.unwrap_or(0));
                 }
             }
         }
         for (name, places) in &metadata.objects {
             if let Some(place) = places.first().filter(|_| wanted(name)) {
-                slices.prepare(place, files, LIMITS.pickle_bytes);
+                slices.prepare_object(place, files);
             }
         }
         let files = &*files;
@@ -306,35 +311,81 @@ struct Slices {
     folder: PathBuf,
     files: HashMap<Arc<str>, DataFile>,
     /// By file and offset.
-    unpacked: HashMap<(Arc<str>, u64), Result<Region, SliceError>>,
+    unpacked: HashMap<(Arc<str>, u64), Result<Unpacked, SliceError>>,
     spool: Spool,
+    /// Values that are asked for.
+    values: Wanted,
+}
+
+/// The values of tensors that are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// All of them.
+    All,
+    /// None: what is compressed stays so, but for what is so small that it may be no weight.
+    None,
+}
+
+/// The place of a slice that was compressed.
+#[derive(Debug, Clone, Copy)]
+enum Unpacked {
+    /// The archive that it was.
+    Archive(Region),
+    /// The elements of a tensor that nobody asks for.
+    Absent(Region),
 }
 
 impl Slices {
-    fn of(folder: &Path) -> Self {
+    fn of(folder: &Path, values: Wanted) -> Self {
         Self {
             folder: folder.to_path_buf(),
             files: HashMap::new(),
             unpacked: HashMap::new(),
             spool: Spool::of(folder),
+            values,
         }
     }
 
-    /// Adds the file of a slice and, where the slice is compressed, unpacks at most `limit` bytes of it.
-    fn prepare(&mut self, place: &FileSlice, files: &mut FileSet, limit: u64) {
-        let Self { folder, files: data_files, unpacked, spool } = self;
-        let file = match data_files.get(&place.path) {
-            Some(file) => file,
-            None => {
-                let file = DataFile::add(folder, &place.path, files);
-                data_files.entry(Arc::clone(&place.path)).or_insert(file)
+    /// Adds the file of a slice.
+    fn add_file(&mut self, place: &FileSlice, files: &mut FileSet) {
+        if !self.files.contains_key(&place.path) {
+            let file = DataFile::add(&self.folder, &place.path, files);
+            self.spool.allow(file.len(files));
+            self.files.insert(Arc::clone(&place.path), file);
+        }
+    }
+
+    /// Unpacks the slice of a chunk whose elements have so many bytes, where it is compressed and someone asks for them.
+    fn prepare_tensor(&mut self, place: &FileSlice, files: &mut FileSet, bytes: u64) {
+        let is_wanted = self.values == Wanted::All || bytes <= LIMITS.unpacked_always;
+        self.prepare(place, files, |spool, files, packed| {
+            let limit = bytes.saturating_add(LIMITS.archive_overhead);
+            match is_wanted {
+                true => spool.unpack(files, packed, limit).map(Unpacked::Archive),
+                false => spool.absent(files, bytes).map(Unpacked::Absent),
             }
-        };
-        if let Some(transforms) = &place.transforms {
+        });
+    }
+
+    /// Unpacks the slice of an object, where it is compressed.
+    fn prepare_object(&mut self, place: &FileSlice, files: &mut FileSet) {
+        self.prepare(place, files, |spool, files, packed| {
+            spool.unpack(files, packed, LIMITS.pickle_bytes).map(Unpacked::Archive)
+        });
+    }
+
+    fn prepare(
+        &mut self,
+        place: &FileSlice,
+        files: &mut FileSet,
+        unpack: impl FnOnce(&mut Spool, &mut FileSet, Packed<'_>) -> Result<Unpacked, SliceError>,
+    ) {
+        let Self { files: data_files, unpacked, spool, .. } = self;
+        if let (Some(transforms), Some(file)) = (&place.transforms, data_files.get(&place.path)) {
             let key = (Arc::clone(&place.path), place.offset);
             unpacked.entry(key).or_insert_with(|| {
-                let packed = file.region(place, files)?;
-                spool.unpack(files, packed, transforms, limit)
+                let packed = Packed::new(file.region(place, files)?, transforms)?;
+                unpack(spool, files, packed)
             });
         }
     }
@@ -385,7 +436,7 @@ impl Slices {
     }
 
     /// The bytes of a slice that was unpacked.
-    fn unpacked(&self, place: &FileSlice) -> Result<Region, SliceError> {
+    fn unpacked(&self, place: &FileSlice) -> Result<Unpacked, SliceError> {
         let key = (Arc::clone(&place.path), place.offset);
         self.unpacked.get(&key).cloned().unwrap_or(Err(SliceError::NotWanted))
     }
@@ -397,8 +448,10 @@ impl Slices {
     ) -> Result<StoredTensor, SliceError> {
         let place = expected.chunk.place.as_ref().ok_or(SliceError::NoPlace)?;
         let found = if place.transforms.is_some() {
-            let region = self.unpacked(place);
-            region.and_then(|region| slice::in_archive(files, region, expected))
+            self.unpacked(place).and_then(|unpacked| match unpacked {
+                Unpacked::Archive(region) => slice::in_archive(files, region, expected),
+                Unpacked::Absent(region) => expected.anywhere(region),
+            })
         } else {
             self.file(place).and_then(|file| file.tensor(expected, place, files))
         };
@@ -407,7 +460,10 @@ impl Slices {
 
     fn object(&self, place: &FileSlice, files: &FileSet) -> Result<TorchFile, SliceError> {
         let region = if place.transforms.is_some() {
-            self.unpacked(place)
+            self.unpacked(place).and_then(|unpacked| match unpacked {
+                Unpacked::Archive(region) => Ok(region),
+                Unpacked::Absent(_) => Err(SliceError::NotWanted),
+            })
         } else {
             self.file(place).and_then(|file| file.region(place, files))
         };

@@ -13,7 +13,7 @@ use crate::base::dtype::Dtype;
 use crate::containers::safetensors::{Safetensors, SafetensorsError};
 use crate::containers::torch::{RebuildError, TorchError, TorchFile};
 use crate::storage::{FileId, FileSet, Region};
-use crate::tensor::StoredTensor;
+use crate::tensor::{ByteOrder, StoredTensor};
 
 /// The bytes of a chunk or an object cannot be found.
 #[derive(Debug, Clone, Error)]
@@ -153,6 +153,11 @@ impl DataFile {
         }
     }
 
+    /// Bytes of the file; none where it cannot be opened.
+    pub(super) fn len(&self, files: &FileSet) -> u64 {
+        self.file.as_ref().map_or(0, |&file| files.whole(file).len)
+    }
+
     /// The bytes of a slice.
     pub(super) fn region(&self, place: &FileSlice, files: &FileSet) -> Result<Region, SliceError> {
         let whole = files.whole(self.file.clone()?);
@@ -228,6 +233,13 @@ pub(super) struct ExpectedChunk<'a> {
 }
 
 impl ExpectedChunk<'_> {
+    /// The tensor that the metadata describes, in these bytes.
+    pub(super) fn anywhere(&self, region: Region) -> Result<StoredTensor, SliceError> {
+        let sizes = self.chunk.sizes.to_vec();
+        let stored = StoredTensor::contiguous(self.dtype, sizes, region, ByteOrder::Little);
+        stored.map_err(|error| SliceError::Unpack { what: error.to_string() })
+    }
+
     /// The tensor, if it is what the metadata says.
     fn checked(&self, stored: StoredTensor) -> Result<StoredTensor, SliceError> {
         if stored.dtype() != self.dtype {

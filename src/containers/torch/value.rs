@@ -6,7 +6,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::base::limits::OverLimit;
+use crate::base::limits::{LIMITS, OverLimit};
 
 /// One value of a [`Values`] arena. Two equal ids are one and the same Python object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -199,6 +199,18 @@ impl Values {
             ValueSlot::Call(index) => Value::Call(self.call(&self.calls[index as usize])),
             ValueSlot::Persistent(id) => Value::Persistent(id),
         }
+    }
+
+    /// Number of references from all values to others: those of a tree without sharing are as many as its values.
+    #[must_use]
+    pub fn references(&self) -> usize {
+        let contents = self.calls.iter().filter_map(|call| call.contents.as_deref());
+        let of_calls = contents.map(|contents| contents.items.len() + contents.appends.len());
+        let of_lists = self.lists.iter().map(Vec::len);
+        let of_dicts = self.dicts.iter().map(Vec::len);
+        let grown: usize = of_calls.chain(of_lists).chain(of_dicts).sum();
+        // A call refers to its state, too.
+        self.members.len() + grown + self.calls.len()
     }
 
     /// All ids, in the order in which the pickle made the values.
@@ -425,7 +437,9 @@ fn span_at(start: usize, len: usize, what: &'static str) -> Result<Span, OverLim
 }
 
 fn index_of<T>(all: &[T]) -> Result<u32, OverLimit> {
-    u32::try_from(all.len()).map_err(|_| OverLimit::new("containers", u32::MAX.into()))
+    let limit = LIMITS.pickle_containers;
+    let index = u32::try_from(all.len()).ok().filter(|_| all.len() < limit);
+    index.ok_or(OverLimit::new("lists, dicts or objects", limit as u64))
 }
 
 /// Two's complement without the top bytes that only repeat the sign.

@@ -104,8 +104,13 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         .filter(|key| wanted(key))
         .cloned()
         .collect();
-    let mut checkpoint =
-        Checkpoint::of(metadata, &root.path, &mut files, |key| wanted.contains(key));
+    let mut checkpoint = Checkpoint::of(
+        metadata,
+        &root.path,
+        &mut files,
+        |key| wanted.contains(key),
+        options.values(),
+    );
     let origin = Origin {
         format: FORMAT.name,
         iteration: root.iteration,

@@ -2,9 +2,11 @@
 //!
 //! Facts from DeepSpeed 0.19 (`checkpoint/constants.py`, `checkpoint/ds_to_universal.py`, `merge_tp_slices`).
 
+use std::collections::HashMap;
+
 use regex::bytes::{Regex, RegexBuilder};
 
-use crate::base::limits::LIMITS;
+use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::layout::rules::Sharding;
 
@@ -20,14 +22,30 @@ const LISTS: [(&str, Sharding); 5] = [
 /// The patterns of one run.
 #[derive(Debug, Default)]
 pub(super) struct Info {
-    rules: Vec<(Regex, Sharding)>,
+    rules: Vec<Rule>,
+    /// The number of the rule for each parameter that was asked for, as many ranks ask for the same ones.
+    known: HashMap<String, Option<usize>>,
+    /// Steps that matching may still take, and how many they were.
+    steps: u64,
+    limit: u64,
     /// Patterns that are no regular expressions that can be read here.
     pub unread: Vec<String>,
 }
 
+#[derive(Debug)]
+struct Rule {
+    regex: Regex,
+    /// Characters of the pattern: at most so many steps for each of a name, but for what it repeats.
+    len: u64,
+    sharding: Sharding,
+}
+
 impl Info {
-    pub(super) fn new(info: Option<&PlainValue>) -> Self {
-        let mut found = Self::default();
+    /// The patterns of a run whose files have so many bytes.
+    pub(super) fn new(info: Option<&PlainValue>, bytes: u64) -> Self {
+        let limit = bytes.saturating_mul(LIMITS.pattern_steps_a_byte);
+        let limit = limit.saturating_add(LIMITS.pattern_steps);
+        let mut found = Self { steps: limit, limit, ..Self::default() };
         let Some(PlainValue::Map(info)) = info else { return found };
         for (list, sharding) in LISTS {
             if let Some(PlainValue::List(patterns)) = info.get(list) {
@@ -48,7 +66,10 @@ impl Info {
         // Python's `re.match` starts at the beginning and need not reach the end.
         let anchored = format!("^(?:{pattern})");
         match RegexBuilder::new(&anchored).unicode(false).size_limit(LIMITS.pattern_bytes).build() {
-            Ok(regex) => self.rules.push((regex, sharding.clone())),
+            Ok(regex) => {
+                let (len, sharding) = (pattern.len() as u64, sharding.clone());
+                self.rules.push(Rule { regex, len, sharding });
+            }
             Err(_) => self.unread.push(pattern.chars().take(LIMITS.quoted).collect()),
         }
     }
@@ -87,8 +108,30 @@ impl Info {
     }
 
     /// The rule for a parameter, by the name that DeepSpeed's optimizer has for it.
-    pub(super) fn sharding(&self, param: &str) -> Option<&Sharding> {
-        let found = self.rules.iter().find(|(regex, _)| regex.is_match(param.as_bytes()));
-        found.map(|(_, sharding)| sharding)
+    ///
+    /// # Errors
+    /// Matching all names against all patterns would take too long.
+    pub(super) fn sharding(&mut self, param: &str) -> Result<Option<&Sharding>, OverLimit> {
+        let found = match self.known.get(param) {
+            Some(known) => *known,
+            None => {
+                let found = self.find(param)?;
+                self.known.insert(param.to_owned(), found);
+                found
+            }
+        };
+        Ok(found.and_then(|number| self.rules.get(number)).map(|rule| &rule.sharding))
+    }
+
+    fn find(&mut self, param: &str) -> Result<Option<usize>, OverLimit> {
+        let over = OverLimit::new("steps to match names", self.limit);
+        for (number, rule) in self.rules.iter().enumerate() {
+            let steps = rule.len.saturating_mul(param.len() as u64);
+            self.steps = self.steps.checked_sub(steps).ok_or(over)?;
+            if rule.regex.is_match(param.as_bytes()) {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
     }
 }

@@ -62,7 +62,7 @@ fn read(tag: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         if wants_model || needs_shapes { run.read_layers(&mut files)? } else { Vec::new() };
     let names = run.layer_names(&layers);
     let miscounted = run.check_layers(&names, &layers)?;
-    let mut whole = Whole::new(&run, names);
+    let mut whole = Whole::new(&run, names, &files);
     whole.problems.extend(miscounted);
     if options.wants(Section::Optimizer) || (wants_model && run.weights == Weights::Masters) {
         whole.read_masters(&layers, &mut files, options)?;

@@ -119,7 +119,7 @@ pub(super) fn layer(
     file: FileId,
 ) -> Result<(Tensors, usize, Vec<Problem>), OpenError> {
     let torch = open_torch(files, file)?;
-    let mut bounds = Bounds::new(files.path(file));
+    let mut bounds = Bounds::of_torch(files.path(file), &torch);
     let mut left_out = 0;
     let tensors = tensors(&torch, torch.root(), &mut bounds, &mut left_out);
     Ok((tensors, left_out, bounds.into_problems()))
@@ -218,7 +218,8 @@ impl ModelStates {
     pub(super) fn read(files: &FileSet, file: FileId) -> Result<Self, OpenError> {
         let torch = open_torch(files, file)?;
         let path = files.path(file);
-        let mut reader = Reader { torch: &torch, bounds: Bounds::new(path), excess: None };
+        let bounds = Bounds::of_torch(path, &torch);
+        let mut reader = Reader { torch: &torch, bounds, excess: None };
         let is_dict = torch.values().mapping(torch.root()).is_some();
         if !is_dict
             || (reader.top("module").is_none()
@@ -335,7 +336,8 @@ impl ZeroStates {
     pub(super) fn read(files: &FileSet, file: FileId) -> Result<Self, OpenError> {
         let torch = open_torch(files, file)?;
         let path = files.path(file);
-        let mut reader = Reader { torch: &torch, bounds: Bounds::new(path), excess: None };
+        let bounds = Bounds::of_torch(path, &torch);
+        let mut reader = Reader { torch: &torch, bounds, excess: None };
         let refuse =
             |what: &str| OpenError::Content { path: path.to_path_buf(), what: what.to_owned() };
         let Some(zero) = reader.top("optimizer_state_dict") else {

@@ -70,12 +70,12 @@ fn layer_shape(layers: &[Layer], tp: u64, param: &str, count: u64) -> Option<Vec
 }
 
 impl<'a> Whole<'a> {
-    pub(super) fn new(run: &'a Run<'a>, names: LayerNames) -> Self {
+    pub(super) fn new(run: &'a Run<'a>, names: LayerNames, files: &FileSet) -> Self {
         let infos = run.firsts().find_map(|(_, model)| model.info.as_ref());
         let mut whole = Self {
             run,
             names,
-            info: Info::new(infos),
+            info: Info::new(infos, files.bytes_at_hand()),
             model: RankParts::new(),
             optimizer: RankParts::new(),
             masters: Vec::new(),
@@ -104,8 +104,13 @@ impl<'a> Whole<'a> {
     }
 
     fn part(&mut self, section: Section, name: &str, raw: &str, part: RankPart) {
-        if let Some(sharding) = self.info.sharding(raw) {
-            self.shardings.insert(name.to_owned(), sharding.clone());
+        match self.info.sharding(raw) {
+            Ok(Some(sharding)) => drop(self.shardings.insert(name.to_owned(), sharding.clone())),
+            Ok(None) => {}
+            Err(over) => {
+                let what = format!("universal_checkpoint_info takes {over} to say how it is cut");
+                return self.problems.push(Problem::of_tensor(name, what));
+            }
         }
         let parts = match section {
             Section::Model => &mut self.model,

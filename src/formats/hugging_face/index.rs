@@ -1,15 +1,16 @@
 //! `*.index.json`, which says in what file each tensor is, and other JSON that lies beside tensors.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::io;
 use std::path::{Component, Path};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
-use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA};
+use crate::base::limits::{ENTRY, LIMITS, OVER_GLOBAL_METADATA};
 use crate::base::plain::PlainValue;
 use crate::formats::error::OpenError;
 use crate::storage::{self, FileSet};
@@ -22,7 +23,16 @@ pub(super) struct Index {
 
 /// Files by the names of the tensors in them.
 #[derive(Debug)]
-struct WeightMap(BTreeMap<String, String>);
+struct WeightMap(BTreeMap<String, Arc<str>>);
+
+/// The part of an index that is about one file.
+#[derive(Debug)]
+pub(super) struct InFile<'a> {
+    /// Number of its tensors.
+    pub tensors: usize,
+    /// The first of them.
+    pub first: &'a str,
+}
 
 impl Index {
     /// Reads an index and what it says of the whole, for the state of the run.
@@ -38,7 +48,7 @@ impl Index {
         let bytes = read.map_err(OpenError::io(path))?;
         let index: Self = serde_json::from_slice(&bytes)
             .map_err(|error| content(format!("no index of tensors: {error}")))?;
-        if let Some(file) = index.files().find(|file| !is_inside(file)) {
+        if let Some(file) = index.files().into_keys().find(|file| !is_inside(file)) {
             return Err(content(format!("{file:?} is no file of this folder")));
         }
         if index.weight_map.0.is_empty() {
@@ -54,19 +64,18 @@ impl Index {
         Ok((index, metadata))
     }
 
-    /// The files that hold tensors, each once.
-    pub(super) fn files(&self) -> impl Iterator<Item = &str> {
-        self.weight_map.0.values().map(String::as_str).collect::<BTreeSet<_>>().into_iter()
+    /// The files that hold tensors, each once, by name.
+    pub(super) fn files(&self) -> BTreeMap<&str, InFile<'_>> {
+        let mut files = BTreeMap::new();
+        for (first, file) in self.entries() {
+            files.entry(file).or_insert(InFile { tensors: 0, first }).tensors += 1;
+        }
+        files
     }
 
     /// Every tensor with its file.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.weight_map.0.iter().map(|(name, file)| (name.as_str(), file.as_str()))
-    }
-
-    /// The tensors of one file.
-    pub(super) fn names_in(&self, file: &str) -> impl Iterator<Item = &str> {
-        self.entries().filter(move |(_, holder)| *holder == file).map(|(name, _)| name)
+        self.weight_map.0.iter().map(|(name, file)| (name.as_str(), &**file))
     }
 
     /// Tells whether there is such a tensor.
@@ -92,11 +101,18 @@ impl<'de> Visitor<'de> for WeightMapVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
         let mut files = BTreeMap::new();
-        let mut left = LIMITS.metadata;
+        // Many tensors lie in few files, whose names are held once.
+        let mut known: HashSet<Arc<str>> = HashSet::new();
+        let mut left = LIMITS.global_metadata;
         while let Some((name, file)) = map.next_entry::<String, String>()? {
             left = left
                 .checked_sub(name.len() + file.len() + ENTRY)
-                .ok_or_else(|| A::Error::custom(OVER_METADATA))?;
+                .ok_or_else(|| A::Error::custom(OVER_GLOBAL_METADATA))?;
+            let file = match known.get(file.as_str()) {
+                Some(file) => Arc::clone(file),
+                None => file.into(),
+            };
+            known.insert(Arc::clone(&file));
             files.insert(name, file);
         }
         Ok(WeightMap(files))

@@ -11,6 +11,7 @@ mod sources;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
+use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Extent, Origin, Problem, Section};
 use crate::containers::safetensors::Safetensors;
@@ -25,7 +26,7 @@ use super::probe::{Probe, SmallFile};
 use super::roots::{Claim, FILE, Root, Score, newest_note, numbered, step_behind};
 use super::walk::Bounds;
 
-use index::{Index, read_json};
+use index::{InFile, Index, read_json};
 use parts::{ModelFile, read_parts};
 use sources::ModelFiles;
 
@@ -126,7 +127,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let origin = Origin { format: FORMAT.name, extent, ..Origin::default() };
     let mut catalog = CatalogBuilder::new(origin, FileSet::default());
     catalog.notes(source.notes(is_file));
-    let bounds = Bounds::new(path);
+    let bounds = Bounds::of_whole(path);
     let mut folder = Folder { path: folder, bounds, catalog, config_beside: None };
     // A file on its own is what is in it and no more; but whether its layers share weights, only the model can say.
     if is_file {
@@ -224,13 +225,12 @@ impl Folder<'_> {
             }
             None => None,
         };
+        let indexed = index.as_ref().map(Index::files).unwrap_or_default();
         let wanted = match &index {
-            Some(index) => index.files().map(str::to_owned).collect(),
+            Some(_) => indexed.keys().map(|file| (*file).to_owned()).collect(),
             None => source.files.clone(),
         };
-        if let Some(index) = &index {
-            self.catalog.notes(source.unnamed(index));
-        }
+        self.catalog.notes(source.unnamed(&indexed));
         for file in &source.missing {
             self.problem(
                 file,
@@ -238,23 +238,22 @@ impl Folder<'_> {
             );
         }
         let mut present = Vec::new();
+        let mut absent = 0;
         for file in wanted {
-            match self.catalog.files_mut().add(&self.path.join(&file)) {
-                Ok(id) => present.push((file, id)),
-                Err(error) if index.is_none() => {
-                    return Err(OpenError::io(&self.path.join(file))(error));
-                }
-                Err(error) => {
-                    let names = index.iter().flat_map(|index| index.names_in(&file));
-                    let names: Vec<&str> = names.collect();
-                    let first = names.first().copied().unwrap_or_default();
-                    let message = format!(
-                        "cannot be read: {error}; the index has {} tensors in it: {first}, ...",
-                        names.len()
-                    );
-                    self.problem(&file, message);
+            let path = self.path.join(&file);
+            match (self.catalog.files_mut().add(&path), indexed.get(file.as_str())) {
+                (Ok(id), _) => present.push((file, id)),
+                (Err(error), None) => return Err(OpenError::io(&path)(error)),
+                (Err(_), _) if absent >= LIMITS.problems => absent += 1,
+                (Err(error), Some(InFile { tensors, first })) => {
+                    absent += 1;
+                    let inside = format!("the index has {tensors} tensors in it: {first}, ...");
+                    self.problem(&file, format!("cannot be read: {error}; {inside}"));
                 }
             }
+        }
+        if let (more @ 1.., Some(file)) = (absent.saturating_sub(LIMITS.problems), &source.index) {
+            self.problem(file, format!("{more} more files that it names cannot be read"));
         }
         let parts = read_parts(self.catalog.files(), present)?;
         if let (Some(index), Some(file)) = (&index, &source.index) {

@@ -1,11 +1,11 @@
 //! The files of a folder that hold the model: the names that writers give them, and which come first.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::base::limits::LIMITS;
 
-use super::index::Index;
+use super::index::InFile;
 use crate::formats::probe::Probe;
 
 /// Stem and ending of the files, those first that transformers takes first. Each may be one file, numbered parts, and
@@ -147,9 +147,8 @@ impl ModelFiles {
     }
 
     /// Parts beside an index that it does not name.
-    pub(super) fn unnamed(&self, index: &Index) -> Option<String> {
-        let named: BTreeSet<&str> = index.files().collect();
-        let mut unnamed = self.parts.iter().filter(|part| !named.contains(part.as_str()));
+    pub(super) fn unnamed(&self, indexed: &BTreeMap<&str, InFile<'_>>) -> Option<String> {
+        let mut unnamed = self.parts.iter().filter(|part| !indexed.contains_key(part.as_str()));
         let first = unnamed.next()?;
         Some(match unnamed.count() {
             0 => format!("left out {first}: the index does not name it"),
@@ -200,7 +199,8 @@ fn missing(present: &[String]) -> Vec<String> {
     let mut counts = BTreeSet::new();
     for part in parts {
         if counts.insert((part.start, part.count, part.ending)) {
-            all.extend((1..=part.count.min(LIMITS.model_parts)).map(|number| part.other(number)));
+            let left = LIMITS.model_parts.saturating_sub(all.len() as u64);
+            all.extend((1..=part.count.min(left)).map(|number| part.other(number)));
         }
     }
     for file in present {

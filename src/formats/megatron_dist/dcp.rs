@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::catalog::Problem;
-use crate::containers::dcp::{Checkpoint, EntryError, Metadata};
+use crate::containers::dcp::{Checkpoint, EntryError, Metadata, Wanted};
 use crate::storage::FileSet;
 
 use super::{CommonState, Contents, GlobalTensor};
@@ -14,8 +14,9 @@ pub(super) fn open(
     mut files: FileSet,
     folder: &Path,
     wanted: impl Fn(&str) -> bool,
+    values: Wanted,
 ) -> (Checkpoint, Contents) {
-    let mut checkpoint = Checkpoint::of(metadata, folder, &mut files, &wanted);
+    let mut checkpoint = Checkpoint::of(metadata, folder, &mut files, &wanted, values);
     let mut problems = Vec::new();
     for error in &checkpoint.metadata.errors {
         if error.name.as_deref().is_none_or(&wanted) {

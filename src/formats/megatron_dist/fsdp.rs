@@ -56,7 +56,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let is_left_out = |key: &str| matches!(parse(key), Key::Weight(_)) && is_other(key);
     let keys = metadata.tensors.keys().filter(|key| is_left_out(key));
     let left_out: Vec<String> = keys.map(ToString::to_string).collect();
-    let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted);
+    let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted, options.values());
     found.tensors.retain(|stored| !is_left_out(&stored.key));
     let (common, problems) = of_objects(&checkpoint, &found.files, &found.objects);
     found.common = common;

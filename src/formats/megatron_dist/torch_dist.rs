@@ -61,7 +61,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         Key::Weight(_) => true,
         _ => options.wants(Section::Optimizer),
     };
-    let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted);
+    let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted, options.values());
     let (common, problems) = match CommonState::of_folder(&root.path, &mut found.files)? {
         Some(common) => common,
         None => of_object(&checkpoint, &found),

@@ -40,7 +40,7 @@ impl RankFile {
         let top = |key: &str| values.dict_get(torch.root(), key);
         let is_set = |key: &str| top(key).is_some_and(|value| !values.is_none(value));
         let path = files.path(file);
-        let mut bounds = Bounds::new(path);
+        let mut bounds = Bounds::of_torch(path, torch);
         let mut rank = Self {
             path: path.to_path_buf(),
             args: top("args").and_then(|args| args_of(torch, args, &mut bounds)),

@@ -4,6 +4,7 @@
 #![cfg(unix)]
 
 mod arguments;
+mod budgets;
 mod damage;
 mod folders;
 mod pickles;
