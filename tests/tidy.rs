@@ -220,6 +220,28 @@ fn no_line_holds_a_tab_or_ends_in_white_space() {
     assert_tidy(&wrong);
 }
 
+/// It is a workspace of its own, so that nobody who adds a dependency here is told.
+#[test]
+fn the_lock_file_of_the_fuzz_targets_has_every_dependency() {
+    let read = |name: &str| fs::read_to_string(root().join(name)).unwrap_or_default();
+    let manifest = read("Cargo.toml");
+    let is_wanted = |section: &&str| {
+        let head = section.lines().next().unwrap_or_default();
+        head == "dependencies]" || head.ends_with(".dependencies]")
+    };
+    let sections = manifest.split("\n[").filter(is_wanted);
+    let wanted =
+        sections.flat_map(|section| section.lines().filter_map(|line| line.split_once(" = ")));
+    let lock = read("fuzz/Cargo.lock");
+    let package =
+        lock.split("[[package]]").find(|package| package.contains("name = \"ckptcmp\"\n"));
+    let missing: Vec<&str> = wanted
+        .map(|(name, _)| name)
+        .filter(|name| !package.is_some_and(|package| package.contains(&format!(" \"{name}\""))))
+        .collect();
+    assert!(missing.is_empty(), "run cargo metadata in fuzz/, its Cargo.lock lacks {missing:?}");
+}
+
 #[test]
 fn the_reader_of_sources_knows_literals_comments_and_tests() {
     let text = r##"
