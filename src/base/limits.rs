@@ -108,6 +108,8 @@ pub struct Limits {
     pub objects: usize,
     /// Bytes of an index of safetensors files: ten times the longest known one, of a model with 140,000 tensors.
     pub index_bytes: u64,
+    /// Files that it may name: some hundred times the longest known one.
+    pub index_files: usize,
     /// Bytes of other JSON that lies beside tensors.
     pub json_bytes: u64,
     /// Numbered parts of a model; a larger number is no count.
@@ -225,6 +227,7 @@ pub const LIMITS: Limits = Limits {
     state_depth: 8,
     objects: 1 << 16,
     index_bytes: 160 << 20,
+    index_files: 1 << 16,
     json_bytes: 1 << 20,
     model_parts: 10_000,
     folder_depth: 3,

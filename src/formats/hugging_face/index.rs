@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
-use crate::base::limits::{ENTRY, LIMITS, OVER_GLOBAL_METADATA};
+use crate::base::limits::{ENTRY, LIMITS, OVER_GLOBAL_METADATA, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::formats::error::OpenError;
 use crate::storage::{self, FileSet};
@@ -113,6 +113,10 @@ impl<'de> Visitor<'de> for WeightMapVisitor {
                 None => file.into(),
             };
             known.insert(Arc::clone(&file));
+            if known.len() > LIMITS.index_files {
+                let over = OverLimit::new("files", LIMITS.index_files as u64);
+                return Err(A::Error::custom(over));
+            }
             files.insert(name, file);
         }
         Ok(WeightMap(files))
