@@ -230,8 +230,8 @@ fn the_lock_file_of_the_fuzz_targets_has_every_dependency() {
         head == "dependencies]" || head.ends_with(".dependencies]")
     };
     let sections = manifest.split("\n[").filter(is_wanted);
-    let wanted =
-        sections.flat_map(|section| section.lines().filter_map(|line| line.split_once(" = ")));
+    let wanted = sections
+        .flat_map(|section| section.lines().skip(1).filter_map(|line| line.split_once(" = ")));
     let lock = read("fuzz/Cargo.lock");
     let package =
         lock.split("[[package]]").find(|package| package.contains("name = \"ckptcmp\"\n"));

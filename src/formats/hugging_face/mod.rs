@@ -244,9 +244,11 @@ impl Folder<'_> {
             match (self.catalog.files_mut().add(&path), indexed.get(file.as_str())) {
                 (Ok(id), _) => present.push((file, id)),
                 (Err(error), None) => return Err(OpenError::io(&path)(error)),
-                (Err(_), _) if absent >= LIMITS.problems => absent += 1,
                 (Err(error), Some(InFile { tensors, first })) => {
                     absent += 1;
+                    if absent > LIMITS.problems {
+                        continue;
+                    }
                     let inside = format!("the index has {tensors} tensors in it: {first}, ...");
                     self.problem(&file, format!("cannot be read: {error}; {inside}"));
                 }
