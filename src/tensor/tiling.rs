@@ -153,6 +153,33 @@ mod tests {
         assert_eq!(prove_all(&boxes, 9), Err(TensorError::Overlap { at: vec![1, 2] }));
     }
 
+    /// Rings around one element, of four boxes each, every one of which bars the cut along another.
+    fn spiral(rings: u64) -> Vec<Extent> {
+        let ring = |at: u64| {
+            let (len, end) = (2 * (rings - at), 2 * rings - at);
+            let row = |offsets: [u64; 2]| Extent { offsets: offsets.into(), sizes: vec![1, len] };
+            let column =
+                |offsets: [u64; 2]| Extent { offsets: offsets.into(), sizes: vec![len, 1] };
+            [row([at, at]), column([at, end]), row([end, at + 1]), column([at + 1, at])]
+        };
+        let center = Extent { offsets: vec![rings; 2], sizes: vec![1; 2] };
+        (0..rings).flat_map(ring).chain([center]).collect()
+    }
+
+    #[test]
+    fn tensors_draw_on_the_same_steps() {
+        let (boxes, numel) = (spiral(300), 601 * 601);
+        let prove_within =
+            |left: &mut u64| prove(&mut boxes.iter().collect::<Vec<_>>(), numel, left);
+        let mut left = LIMITS.tiling_pairs;
+        assert_eq!(prove_within(&mut left), Ok(()));
+        let taken = LIMITS.tiling_pairs - left;
+        assert!(taken > 0);
+        let mut left = 2 * taken - 1;
+        assert_eq!(prove_within(&mut left), Ok(()));
+        assert_eq!(prove_within(&mut left), Err(TensorError::Irregular));
+    }
+
     #[test]
     fn boxes_that_no_cut_takes_apart_end_in_bounded_time() {
         // Each box begins before the one before it ends in both dimensions, and none touches another.

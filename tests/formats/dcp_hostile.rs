@@ -321,23 +321,3 @@ fn slices_are_decompressed_only_so_far() {
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert!(run.stdout.contains("[491520000]"), "{}", run.stdout);
 }
-
-#[test]
-fn boxes_that_no_cut_takes_apart_are_compared_only_so_far() {
-    const BOXES: u64 = 6000;
-    let file = crafted::file(crafted::tensor_of("0", 64, 0, &[1 << 14, 1], &[0, 0]).pickle());
-    let name = |number: u64| format!("weight{number}");
-    let places = |number| (0..BOXES).map(move |at| (number, [at, (1 << 14) - at]));
-    let boxes = |number| places(number).map(|(_, offsets)| chunk(&offsets, &[1 << 14, 1]));
-    let all = (0..4).map(|number| {
-        (text(&name(number)), described(&[1 << 15, 1 << 15], boxes(number).collect()))
-    });
-    let stored = (0..4).flat_map(places).map(|(number, offsets)| {
-        stored(&name(number), &offsets, "__0_0.distcp", 0, file.len() as u64)
-    });
-    let folder = folder(all.collect(), stored.collect());
-    fs::write(folder.path().join("__0_0.distcp"), &file).unwrap();
-    let run = crafted::bomb("stairs", folder.path());
-    assert_eq!(run.code, 2);
-    assert!(run.stderr.contains("weight3: its pieces lie too irregularly"), "{}", run.stderr);
-}

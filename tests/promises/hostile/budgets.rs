@@ -171,8 +171,11 @@ fn patterns_that_take_long_to_match_are_given_up() {
     let info = dict([("tp_replicated_parameter_patterns", patterns)]);
     let names: Vec<String> = (0..1000).map(|at| format!("{}{at}", "a".repeat(200))).collect();
     let module = dict(names.iter().map(|name| (name.as_str(), tensor(&[2]))));
-    let states = dict([("module", module), ("universal_checkpoint_info", info)]);
     for rank in 0..2 {
+        // Two ranks are never the same bytes.
+        let own = ("seed_of_rank", P::Int(rank));
+        let (module, info) = (module.clone(), info.clone());
+        let states = dict([("module", module), ("universal_checkpoint_info", info), own]);
         let path = folder.path().join(format!("mp_rank_0{rank}_model_states.pt"));
         fs::write(path, file(states.pickle())).unwrap();
     }
