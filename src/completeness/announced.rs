@@ -188,6 +188,14 @@ impl<'c> Announced<'c> {
         self.scope("").into_iter().find_map(|speaker| speaker.entries.get(key)?.as_text())
     }
 
+    /// A switch of the run.
+    pub(super) fn switch(&self, key: &str) -> Option<bool> {
+        self.scope("").into_iter().find_map(|speaker| match speaker.entries.get(key)? {
+            PlainValue::Bool(value) => Some(*value),
+            _ => None,
+        })
+    }
+
     /// Layers without parameters among the first `layers` (MindSpeed's `noop_layers`), whose numbers the others take.
     fn placeholders(&self, path: &str, layers: u64) -> u64 {
         let listed =
@@ -326,6 +334,10 @@ const MOST_KINDS: usize = 8;
 impl Kinds {
     fn add(&mut self, key: &str, value: &PlainValue, layers: u64) {
         let has = |words: &[&str]| words.iter().any(|word| key.contains(word));
+        // The share of layers that a stage has, not what they are.
+        if has(&["pipeline"]) {
+            return;
+        }
         let is_of_layers = has(&[
             "layer",
             "attn",

@@ -107,13 +107,23 @@ impl Frame {
         let mut problems = Vec::new();
         let own = self.is_untied.then(|| (false, "models of this kind store it".to_owned()));
         let tied = announced.is_tied().or(own);
-        let is_tied = |output: &str| matches!(tied, Some((true, _))) && present.has(output);
+        // The first of Megatron's stages stores the embedding whatever the last one does.
+        let is_tied = |output: &str| {
+            self.naming != Naming::Canonical
+                && matches!(tied, Some((true, _)))
+                && present.has(output)
+        };
         if !present.has(self.embedding) && !self.output.is_some_and(is_tied) {
             // A family with names of its own is not this one.
             if self.has_other(present, &["embed", "wte"]) {
                 return problems;
             }
             problems.push(problem(self.embedding, format!("there is none before {list}")));
+        }
+        if let Some((positions, words)) = self.positions(announced)
+            && !present.has(&positions)
+        {
+            problems.push(problem(&positions, words));
         }
         if let Some(norm) = self.norm.first()
             && !self.norm.iter().any(|norm| present.has(norm))
@@ -130,6 +140,20 @@ impl Frame {
             problems.push(problem(output, words));
         }
         problems
+    }
+
+    /// The table of positions that a run of Megatron says it learns, and the words for that
+    /// (`core/models/common/embeddings/language_model_embedding.py`).
+    fn positions(&self, announced: &Announced<'_>) -> Option<(String, String)> {
+        const KIND: &str = "position_embedding_type";
+        const LEARNED: &str = "learned_absolute";
+        let is_learned = self.naming == Naming::Canonical
+            && announced.is_certain
+            && announced.text(KIND) == Some(LEARNED)
+            && announced.switch("add_position_embedding") != Some(false)
+            && announced.switch("use_rotary_position_embeddings") != Some(true);
+        let name = || self.embedding.replace("word_embeddings", "position_embeddings");
+        is_learned.then(|| (name(), format!("args say {KIND}={LEARNED}")))
     }
 
     /// Says whether something else beside the layers goes by one of these words: a model with names of its own.

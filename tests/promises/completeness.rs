@@ -67,6 +67,7 @@ fn megatron_names() -> Vec<String> {
     };
     let outside = [
         "embedding.word_embeddings.weight",
+        "embedding.position_embeddings.weight",
         "decoder.final_layernorm.weight",
         "output_layer.weight",
     ];
@@ -90,6 +91,7 @@ fn megatron_args() -> P {
         ("num_experts", P::Int(4)),
         ("moe_layer_freq", list(&[0, 1, 1, 1])),
         ("untie_embeddings_and_output_weights", P::Bool(true)),
+        ("position_embedding_type", P::Str("learned_absolute".to_owned())),
         ("num_attention_heads", P::Int(4)),
         ("kv_channels", P::Int(2)),
     ])
@@ -164,8 +166,14 @@ fn every_part_of_a_megatron_model_is_missed() {
         ),
         (
             "embedding",
-            |name| name.starts_with("embedding."),
+            |name| name.starts_with("embedding.word"),
             "embedding.word_embeddings.weight: missing",
+        ),
+        (
+            "position embedding",
+            |name| name.starts_with("embedding.position"),
+            "embedding.position_embeddings.weight: missing: \
+             args say position_embedding_type=learned_absolute",
         ),
         (
             "final norm",
@@ -190,6 +198,30 @@ fn every_part_of_a_megatron_model_is_missed() {
     ];
     let write = |path: &Path, names: &[String]| write_megatron(path, names, megatron_args());
     are_missed(&megatron_names(), losses, write);
+}
+
+#[test]
+fn the_share_of_a_stage_makes_no_kind_of_its_layers() {
+    let folder = TempDir::new().unwrap();
+    let is_dense = |name: &String| !name.contains("experts") && !name.contains("router");
+    let args = || {
+        namespace([
+            ("num_layers", P::Int(4)),
+            ("decoder_first_pipeline_num_layers", P::Int(1)),
+            ("num_attention_heads", P::Int(4)),
+            ("kv_channels", P::Int(2)),
+        ])
+    };
+    let mut names = megatron_names();
+    names.retain(|name| !name.starts_with("mtp.") && is_dense(name));
+    for layer in 1..4 {
+        names.extend(["1", "2"].map(|n| format!("decoder.layers.{layer}.mlp.linear_fc{n}.weight")));
+    }
+    write_megatron(&folder.path().join("whole"), &names, args());
+    assert_eq!(check(&folder.path().join("whole")).code, 0);
+    names.retain(|name| !name.starts_with("decoder.layers.0.mlp."));
+    write_megatron(&folder.path().join("half"), &names, args());
+    check(&folder.path().join("half")).refuses(&["decoder.layers.0: lacks mlp."]);
 }
 
 #[test]
