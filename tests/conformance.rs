@@ -105,6 +105,7 @@ families! {
     distributed_checkpoints_of_megatron_are_equal: "torch_dist",
     distributed_checkpoints_equal_rank_folders: "cross",
     all_forms_of_torch_distributed_checkpoint_are_equal: "dcp",
+    all_layouts_of_fsdp_are_equal: "fsdp",
     all_forms_of_deepspeed_are_equal: "deepspeed",
     all_layouts_of_gpt_neox_are_equal: "neox",
     all_forms_of_hugging_face_are_equal: "hf",

@@ -12,14 +12,15 @@
 //!    are what shards are called by.
 //!
 //! A format does not name another one, and nothing else here names a format (`tests/tidy.rs`). What two of them share is a
-//! module of its own: `iterations` and `roots` for the way to a checkpoint, `identity` for files that say who they are, `walk`, `nest` and `state` for what torch files
-//! hold.
+//! module of its own: `iterations` and `roots` for the way to a checkpoint, `identity` for files that say who they are, `walk`, `nest`, `state` and `wrappers` for what torch
+//! files hold.
 
 mod dcp;
 mod deepspeed;
 mod error;
 mod files;
 mod format;
+mod fsdp_ranks;
 mod hugging_face;
 mod identity;
 mod infinitrain;
@@ -33,6 +34,7 @@ mod roots;
 mod state;
 mod torch_file;
 mod walk;
+mod wrappers;
 
 use std::path::Path;
 use std::rc::Rc;
@@ -58,6 +60,7 @@ pub static FORMATS: &[Format] = &[
     dcp::FORMAT,
     deepspeed::FORMAT,
     infinitrain::FORMAT,
+    fsdp_ranks::FORMAT,
     hugging_face::FORMAT,
     torch_file::FORMAT,
 ];

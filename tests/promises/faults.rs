@@ -16,6 +16,7 @@ const FAMILIES: &[(&str, &str)] = &[
     ("dcp, a metadata for each rank", "dcp/per-rank"),
     ("dcp, zstd", "dcp/zstd"),
     ("dcp, safetensors", "dcp/safetensors"),
+    ("fsdp's ranks", "fsdp/replicas"),
     ("hf, parts with an index", "hf/sharded"),
     ("hf, torch parts with an index", "hf/bin-sharded"),
     ("deepspeed zero 1", "deepspeed/zero/z1"),

@@ -8,6 +8,7 @@
 
 mod access;
 mod archive;
+mod dtensor;
 mod end_record;
 pub mod globals;
 mod legacy;
@@ -27,6 +28,7 @@ use std::io;
 use thiserror::Error;
 
 pub use archive::{Archive, ArchiveError, ZipEntry};
+pub use dtensor::{DTensor, DTensorError};
 pub use legacy::LegacyError;
 pub use rebuild::RebuildError;
 pub use value::{Call, Value, ValueId, Values};
@@ -199,6 +201,14 @@ impl TorchFile {
     /// [`RebuildError`] where the value is a tensor, but damaged or of a kind that is not read.
     pub fn tensor(&self, id: ValueId) -> Result<Option<StoredTensor>, RebuildError> {
         rebuild::tensor(&self.values, &self.storages, id)
+    }
+
+    /// The part of a DTensor that a value stands for; `None` where it is something else.
+    ///
+    /// # Errors
+    /// [`DTensorError`] where the value is a DTensor, but damaged or laid out in a way that is not read.
+    pub fn dtensor(&self, id: ValueId) -> Result<Option<DTensor>, DTensorError> {
+        dtensor::read(self, id)
     }
 
     /// The form of the file: a zip archive or a stream.

@@ -27,7 +27,8 @@ use super::probe::{OpenedMetadata, Probe};
 use super::roots::{Claim, FILE, METADATA as EVIDENCE, Root, Score, newest_note, numbered};
 use super::state::{scalar, state_of};
 use super::walk::joined;
-use names::{KeyForm, KeyMeaning, is_flat_parameter};
+use super::wrappers::is_flat_parameter;
+use names::{KeyForm, KeyMeaning};
 
 /// `dcp`: a folder of data files with `.metadata`, with `__<rank>.metadata` of every rank, or of safetensors shards.
 pub(super) const FORMAT: Format = Format {

@@ -1,11 +1,11 @@
 //! The meaning of the keys of a saved state dict.
 //!
-//! torch 2.3 to 2.15: `torch/distributed/checkpoint/state_dict.py` (`get_state_dict`), `_nested_dict.py`, `stateful.py`;
-//! FSDP, `torch.compile`, activation checkpointing and DDP for the components that wrappers leave.
+//! torch 2.3 to 2.15: `torch/distributed/checkpoint/state_dict.py` (`get_state_dict`), `_nested_dict.py`, `stateful.py`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::formats::wrappers::without_wrappers;
 use crate::names::megatron::is_buffer;
 
 /// The meaning of a key.
@@ -37,10 +37,6 @@ const OF_RUN: [&str; 10] = [
     "scheduler",
     "lr_scheduler",
 ];
-
-/// Components that wrappers add wherever they wrap something.
-const WRAPPERS: [&str; 4] =
-    ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_fpw_module"];
 
 /// The form of the keys of one checkpoint.
 #[derive(Debug, PartialEq, Eq)]
@@ -142,20 +138,6 @@ fn is_of_run(key: &str) -> bool {
     key.split('.').next().is_some_and(|first| OF_RUN.contains(&first))
 }
 
-/// The name without the components of wrappers; `module` is one only in front, where DDP puts it.
-fn without_wrappers(name: &str) -> String {
-    let kept = name.split('.').filter(|part| !WRAPPERS.contains(part));
-    let kept: Vec<&str> = kept.collect();
-    let leading = kept.iter().take_while(|part| **part == "module").count();
-    // A name that is nothing but wrappers keeps them.
-    if leading == kept.len() { name.to_owned() } else { kept[leading..].join(".") }
-}
-
-/// Tells whether a name is that of the one flat parameter that FSDP makes of a module (`LOCAL_STATE_DICT`).
-pub(super) fn is_flat_parameter(name: &str) -> bool {
-    name.split('.').any(|part| part == "flat_param" || part == "_flat_param")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,19 +204,6 @@ mod tests {
     fn an_optimizer_on_its_own_is_known_by_its_groups() {
         let names = names(&["state.a.b.exp_avg"], &["param_groups.0.lr"], Some(&["state"]));
         assert_eq!(names.read("state.a.b.exp_avg"), of_optimizer("optimizer.exp_avg.a.b"));
-    }
-
-    #[test]
-    fn components_of_wrappers_are_left_out() {
-        for stored in [
-            "module._orig_mod.layers.0.weight",
-            "_orig_mod.module.layers.0.weight",
-            "_fsdp_wrapped_module.layers.0._fsdp_wrapped_module._checkpoint_wrapped_module.weight",
-        ] {
-            assert_eq!(without_wrappers(stored), "layers.0.weight");
-        }
-        assert_eq!(without_wrappers("layers.0.module.weight"), "layers.0.module.weight");
-        assert_eq!(without_wrappers("module"), "module");
     }
 
     #[test]
