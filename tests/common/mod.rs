@@ -197,16 +197,24 @@ pub(crate) fn replace(folder: &Path, from: &[u8], to: &[u8]) -> usize {
     count
 }
 
-/// Makes the sums of a zip archive's stored entries those of their bytes; leaves other files as they are.
-fn sum_again(bytes: &mut [u8]) {
+/// Makes the sums of the stored entries of zip archives, one after another, those of their bytes; leaves other files as they are.
+fn sum_again(mut bytes: &mut [u8]) {
+    while bytes.starts_with(b"PK\x03\x04")
+        && let Some(end) = bytes.windows(4).position(|part| part == b"PK\x05\x06")
+        && end + 22 <= bytes.len()
+    {
+        let (archive, behind) = bytes.split_at_mut(end + 22);
+        sum_archive_again(archive, end);
+        bytes = behind;
+    }
+}
+
+/// The same for one archive, whose directory ends in a record at `end`.
+fn sum_archive_again(bytes: &mut [u8], end: usize) {
     let short =
         |bytes: &[u8], at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
     let long = |bytes: &[u8], at: usize| {
         u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize
-    };
-    let end = bytes.windows(4).rposition(|part| part == b"PK\x05\x06");
-    let Some(end) = end.filter(|end| bytes.starts_with(b"PK") && end + 22 <= bytes.len()) else {
-        return;
     };
     let mut at = long(bytes, end + 16);
     for _ in 0..short(bytes, end + 10) {
