@@ -334,8 +334,8 @@ const MOST_KINDS: usize = 8;
 impl Kinds {
     fn add(&mut self, key: &str, value: &PlainValue, layers: u64) {
         let has = |words: &[&str]| words.iter().any(|word| key.contains(word));
-        // The share of layers that a stage has, not what they are.
-        if has(&["pipeline"]) {
+        // The share of layers that a stage has, how exactly they are computed and what is kept of that: not what they are.
+        if has(&["pipeline", "bf16", "fp8", "fp4", "recompute", "backend"]) {
             return;
         }
         let is_of_layers = has(&[

@@ -201,13 +201,15 @@ fn every_part_of_a_megatron_model_is_missed() {
 }
 
 #[test]
-fn the_share_of_a_stage_makes_no_kind_of_its_layers() {
+fn the_share_and_the_precision_of_layers_make_no_kind_of_them() {
     let folder = TempDir::new().unwrap();
     let is_dense = |name: &String| !name.contains("experts") && !name.contains("router");
     let args = || {
         namespace([
             ("num_layers", P::Int(4)),
             ("decoder_first_pipeline_num_layers", P::Int(1)),
+            ("num_layers_at_start_in_bf16", P::Int(1)),
+            ("num_layers_at_end_in_bf16", P::Int(1)),
             ("num_attention_heads", P::Int(4)),
             ("kv_channels", P::Int(2)),
         ])
