@@ -10,7 +10,7 @@ use crate::names::index::is_number;
 use super::Present;
 use super::announced::{Announced, Role, Said, Tower};
 use super::kin::{Lack, lacks};
-use super::stacks::Stack;
+use super::stacks::{Layer, Stack};
 use super::{frame, numbers, partners};
 
 /// Lists that Megatron's names have, announced or not.
@@ -23,6 +23,12 @@ const INNER: &str = "transformer_layer.";
 
 /// A decoder that has one layer less than it says: the first prediction counts (transformers, `modeling_mask2former.py`).
 const MASK_FORMER: &str = "transformer_module";
+
+/// A layer's number and the names in it.
+type Named<'s> = (u64, &'s BTreeSet<Cow<'s, str>>);
+
+/// Layers by what is announced of their kind, and by whether they predict further tokens.
+type ByKind<'s> = BTreeMap<(Vec<u64>, bool), Vec<(u64, &'s Layer<'s>)>>;
 
 /// Layers, and names in layers, that are missing.
 pub(super) fn missing(present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem> {
@@ -83,13 +89,25 @@ fn gaps(stack: &Stack<'_>, said: Option<&Said>, present: &Present<'_>) -> Option
     Some(Problem::of_tensor(name, message))
 }
 
+/// Layers by kind: as it is announced, and where that does not tell them apart, those that predict further tokens and those
+/// without experts among others that have some.
+fn kin<'s>(stack: &'s Stack<'_>, announced: &Announced<'_>) -> Vec<Vec<Named<'s>>> {
+    let kinds = announced.kinds(stack);
+    let mut groups = ByKind::new();
+    for (number, layer) in &stack.layers {
+        groups.entry((kinds.of(*number), layer.predicts())).or_default().push((*number, layer));
+    }
+    let split = |group: Vec<(u64, &'s Layer<'_>)>| {
+        let has_experts = group.iter().any(|(_, layer)| !layer.experts.is_empty());
+        let (dense, others): (Vec<_>, Vec<_>) =
+            group.into_iter().partition(|(_, layer)| has_experts && layer.is_dense());
+        [dense, others].map(|group| group.into_iter().map(|(n, layer)| (n, &layer.names)).collect())
+    };
+    groups.into_values().flat_map(split).collect()
+}
+
 /// Layers that lack what their kin have, or what goes with something that they have.
 fn irregular(stack: &Stack<'_>, present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem> {
-    let kinds = announced.kinds(stack);
-    let mut groups: BTreeMap<Vec<u64>, Vec<_>> = BTreeMap::new();
-    for (number, layer) in &stack.layers {
-        groups.entry(kinds.of(*number)).or_default().push((*number, &layer.names));
-    }
     let is_known = frame::is_known(stack, present);
     let is_canonical = present.naming == Naming::Canonical;
     let is_certain = announced.is_certain || is_known;
@@ -97,7 +115,7 @@ fn irregular(stack: &Stack<'_>, present: &Present<'_>, announced: &Announced<'_>
         return Vec::new();
     }
     let mut lacks: Vec<Lack<'_>> =
-        groups.values().flat_map(|group| lacks(group, is_certain)).collect();
+        kin(stack, announced).iter().flat_map(|group| lacks(group, is_certain)).collect();
     // What nobody knows need not be in every layer.
     lacks.iter_mut().for_each(|lack| lack.names.retain(|name| present.is_known(name)));
     lacks.retain(|lack| !lack.names.is_empty());

@@ -52,6 +52,9 @@ pub fn missing(catalog: &Catalog) -> Vec<Problem> {
     problems
 }
 
+/// Ends of the names of what is stored beside a quantized weight.
+const SCALES: [&str; 4] = ["_scale_inv", "_scale", "_scales", "_zero_point"];
+
 /// The names of a catalog, sorted out.
 struct Present<'c> {
     naming: Naming,
@@ -89,9 +92,13 @@ impl<'c> Present<'c> {
             || self.catalog.tied.contains_key(&own)
     }
 
-    /// Says whether a name within a layer is that of a parameter which there is a sharding rule for, where there is a table of them.
+    /// Says whether a name within a layer is that of a parameter which there is a sharding rule for, where there is a table of
+    /// them. Scales of quantized weights are none: some layers are left as they are (transformers `quantizers`).
     fn is_known(&self, name: &str) -> bool {
-        self.naming != Naming::Canonical || self.rules.find(&name.replace('*', "0")).is_some()
+        match self.naming {
+            Naming::Canonical => self.rules.find(&name.replace('*', "0")).is_some(),
+            _ => !SCALES.iter().any(|end| name.ends_with(end)),
+        }
     }
 
     /// Says whether a problem has been told of the same tensor, or of the list of layers that it stands in.

@@ -14,6 +14,13 @@ const LISTS: [&str; 7] = ["layers", "layer", "h", "blocks", "block", "resblocks"
 /// Components that an expert's number follows (Megatron-Core, Hugging Face, DeepSpeed `moe/experts.py`).
 const EXPERTS: [&str; 3] = ["local_experts", "experts", "deepspeed_experts"];
 
+/// Modules of a layer that predicts further tokens.
+const PREDICTION: [&str; 3] = ["eh_proj", "enorm", "hnorm"];
+
+/// Linears of an MLP (transformers, Megatron-Core).
+const DENSE: [&str; 6] =
+    ["gate_proj", "up_proj", "down_proj", "gate_up_proj", "linear_fc1", "linear_fc2"];
+
 /// Words for what mixes tokens in a layer.
 const MIXERS: [&str; 5] = ["attention", "attn", "mixer", "mamba", "ssm"];
 
@@ -100,6 +107,19 @@ fn split_at_number(name: &str, is_list: impl Fn(&str) -> bool) -> Option<(&str, 
         (before, start) = (component, behind);
     }
     None
+}
+
+impl Layer<'_> {
+    /// Says whether it predicts further tokens, beside those of the model (transformers `modeling_glm4_moe.py`, DeepSeek V3).
+    pub(super) fn predicts(&self) -> bool {
+        self.names.iter().any(|name| PREDICTION.contains(&module(name)))
+    }
+
+    /// Says whether it has an MLP that is no expert and none beside experts.
+    pub(super) fn is_dense(&self) -> bool {
+        let mut parts = self.names.iter().filter_map(|name| name.strip_prefix("mlp."));
+        parts.any(|part| DENSE.contains(&module(part)))
+    }
 }
 
 impl Stack<'_> {

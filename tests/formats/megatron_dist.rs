@@ -266,6 +266,7 @@ fn states_of_the_optimizer_go_by_the_names_of_their_weights() {
             let bytes = array.bytes.iter().map(|byte| byte ^ 1).collect();
             let state = Array { bytes, ..array };
             zarr.add(&format!("optimizer.state.exp_avg.{key}"), &state);
+            zarr.add(&format!("optimizer.state.exp_avg_sq.{key}"), &state);
             zarr.add(&format!("chained_0.optimizer.state.fp32_param.{key}"), &state);
         }
         zarr

@@ -110,7 +110,7 @@ fn noise(count: usize, mut seed: u32) -> Vec<f32> {
 /// Sums over many blocks are where the order of threads could show.
 #[test]
 fn tensors_of_many_blocks_give_the_same_bytes_for_any_threads_and_any_cut() {
-    const NAME: &str = "decoder.layers.0.self_attention.linear_proj.weight";
+    const NAME: &str = "vision_projection.encoder.linear_fc2.weight";
     const ROWS: usize = 1024;
     const COLUMNS: usize = 1538;
     let folder = TempDir::new().unwrap();

@@ -120,7 +120,7 @@ fn absurd_indices_in_names_are_refused() {
     for index in indices {
         for name in [layer(index), expert(index)] {
             let model = model_with([(name.as_str(), tensor(&[8, 2]))]);
-            let object = file(dict([("model", model), ("iteration", P::Int(1))]).pickle());
+            let object = file(dict([("model", model), ("iteration", P::Int(5))]).pickle());
             let checkpoint = Checkpoint::of_bytes(&object);
             let run = all_commands(&name, &checkpoint);
             assert_eq!(run.code, 2, "{name}: {}{}", run.stdout, run.stderr);

@@ -177,11 +177,25 @@ fn many_entries_are_read() {
 /// Not hostile, but only crafted files have it: Transformer Engine may store rows of gate and up in turn.
 #[test]
 fn interleaved_rows_of_gate_and_up_are_put_in_order() {
+    /// The rest of the model.
+    const OTHERS: [&str; 8] = [
+        "embedding.word_embeddings.weight",
+        "decoder.final_layernorm.weight",
+        "decoder.layers.0.input_layernorm.weight",
+        "decoder.layers.0.self_attention.linear_qkv.weight",
+        "decoder.layers.0.self_attention.linear_proj.weight",
+        "decoder.layers.0.pre_mlp_layernorm.weight",
+        "decoder.layers.0.mlp.router.weight",
+        "decoder.layers.0.mlp.experts.local_experts.0.linear_fc2.weight",
+    ];
     let name = "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight";
     let stored = |rows: [f32; 4], interleave| {
         let args = [("moe_mlp_glu_interleave_size", interleave), ("swiglu", P::Bool(true))];
-        let model = dict([(name, tensor_of("0", 4, 0, &[4, 1], &[1, 1]))]);
-        let object = dict([("args", namespace(args)), ("model", model)]);
+        let others = OTHERS.map(|name| (name, tensor_of("0", 4, 0, &[1, 1], &[1, 1])));
+        let own = (name, tensor_of("0", 4, 0, &[4, 1], &[1, 1]));
+        let model = dict(others.into_iter().chain([own]));
+        let version = ("checkpoint_version", P::Int(3));
+        let object = dict([("args", namespace(args)), version, ("model", model)]);
         let storage = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
         let entries = [("a/data.pkl", object.pickle()), ("a/data/0", storage)];
         Checkpoint::of_bytes(&zip(&entries.map(|(name, bytes)| (name.to_owned(), bytes))))
