@@ -171,7 +171,6 @@ pub fn check(mut catalog: Catalog, options: &CheckOptions) -> Result<CheckReport
     if let Some(sums) = sums {
         verify_sums(sums, &mut catalog, shows_progress);
     }
-    formats::note_other_globals(&mut catalog);
     check_unchanged(&catalog, None, "check")?;
     let globals = foreign_globals(&catalog);
     let bad_globals = if fails_on_globals { globals.len() } else { 0 };

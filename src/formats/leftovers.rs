@@ -25,8 +25,9 @@ static COMPANIONS: &[&str] =
 /// Folders that are a checkpoint of their own, or none.
 static SEPARATE: &[&str] = &["modelopt_state", "sharded", "original", "configs"];
 
-/// Lists the files and bytes that no tensor comes from, in order of the files: no writer leaves them so. What cannot be
-/// looked at becomes a problem of the catalog.
+/// Lists the files and bytes that no tensor comes from, in order of the files: no writer leaves them so. Their foreign globals
+/// and those of files beside them are noted: whoever resumes from the checkpoint loads them too. What cannot be looked at
+/// becomes a problem of the catalog.
 #[must_use]
 pub fn leftovers(catalog: &mut Catalog) -> Vec<Problem> {
     let files = &catalog.files;
@@ -44,11 +45,19 @@ pub fn leftovers(catalog: &mut Catalog) -> Vec<Problem> {
         }
     }
     let read: HashSet<&Path> = files.ids().map(|file| files.path(file)).collect();
+    let is_unread = |path: &PathBuf| !read.contains(path.as_path());
     let walk = Walk::through(&catalog.origin.resolved);
     unreadable.extend(walk.unreadable);
-    let unread = walk.found.into_iter().filter(|path| !read.contains(path.as_path()));
-    found.extend(unread.map(|path| Problem::of_file(path, "no tensor comes from this file")));
+    let unread: Vec<PathBuf> = walk.found.into_iter().filter(is_unread).collect();
+    let companions: Vec<PathBuf> = walk.companions.into_iter().filter(is_unread).collect();
+    found
+        .extend(unread.iter().map(|path| Problem::of_file(path, "no tensor comes from this file")));
     found.sort();
+    for path in unread.into_iter().chain(companions) {
+        if let Err(error) = note_globals_of(&mut catalog.files, &path) {
+            unreadable.push(Problem::of_file(path, error));
+        }
+    }
     add_new(&mut catalog.problems, unreadable);
     found
 }
@@ -59,21 +68,6 @@ fn add_new(problems: &mut Vec<Problem>, found: Vec<Problem>) {
         problems.iter().filter_map(|problem| problem.file.clone()).collect();
     let is_new = |problem: &Problem| problem.file.as_ref().is_none_or(|file| !known.contains(file));
     problems.extend(found.into_iter().filter(is_new));
-}
-
-/// Notes the foreign globals of files beside those that were read: whoever resumes from the checkpoint loads them too.
-pub fn note_other_globals(catalog: &mut Catalog) {
-    let known: HashSet<&Path> = catalog.files.ids().map(|file| catalog.files.path(file)).collect();
-    let walk = Walk::through(&catalog.origin.resolved);
-    let mut unreadable = walk.unreadable;
-    let others = walk.found.into_iter().chain(walk.companions);
-    let others: Vec<PathBuf> = others.filter(|path| !known.contains(path.as_path())).collect();
-    for path in others {
-        if let Err(error) = note_globals_of(&mut catalog.files, &path) {
-            unreadable.push(Problem::of_file(path, error));
-        }
-    }
-    add_new(&mut catalog.problems, unreadable);
 }
 
 /// Only what cannot be read is an error: what is no file of torch's names no globals.

@@ -45,7 +45,7 @@ use crate::completeness;
 pub use error::{MissingFile, MissingShard, OpenError};
 pub use format::{Format, OpenOptions};
 pub use identity::ForeignFile;
-pub use leftovers::{leftovers, note_other_globals};
+pub use leftovers::leftovers;
 
 use probe::Probe;
 use roots::Choice;
