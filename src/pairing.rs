@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use globset::GlobSet;
+use globset::{Glob, GlobSet, GlobSetBuilder};
 
 use crate::base::side::Side;
 use crate::catalog::{Catalog, Entry, Problem};
@@ -16,6 +16,8 @@ pub struct Pairing {
     pub pairs: Vec<Pair>,
     /// Names that only one side has, for each side.
     pub only_in: [Vec<Name>; 2],
+    /// The globs of the selection that match no name of either side, with their flags: `--include mlp*`.
+    pub idle_globs: Vec<String>,
 }
 
 /// One tensor on both sides.
@@ -31,13 +33,58 @@ pub struct Pair {
     pub tied_side: Option<Side>,
 }
 
+/// Globs over names.
+#[derive(Debug, Clone, Default)]
+pub struct Globs {
+    globs: Vec<Glob>,
+    set: GlobSet,
+}
+
+impl Globs {
+    /// Takes some globs together.
+    ///
+    /// # Errors
+    /// They are too many or too long.
+    pub fn new(globs: &[Glob]) -> Result<Self, globset::Error> {
+        let mut set = GlobSetBuilder::new();
+        for glob in globs {
+            set.add(glob.clone());
+        }
+        Ok(Self { globs: globs.to_vec(), set: set.build()? })
+    }
+
+    /// Returns whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.globs.is_empty()
+    }
+
+    /// The globs as they are written.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        self.globs.iter().map(Glob::glob)
+    }
+
+    fn is_match(&self, name: &str) -> bool {
+        self.set.is_match(name)
+    }
+
+    /// Those that match none of these names.
+    fn idle<'a>(&self, names: impl Iterator<Item = &'a str>) -> impl Iterator<Item = &str> {
+        let used: BTreeSet<usize> = match self.is_empty() {
+            true => BTreeSet::new(),
+            false => names.flat_map(|name| self.set.matches(name)).collect(),
+        };
+        self.texts().enumerate().filter(move |(at, _)| !used.contains(at)).map(|(_, text)| text)
+    }
+}
+
 /// The selection of names that the user asks for.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Selection {
     /// Names that take part; all where there is none.
-    pub include: GlobSet,
+    pub include: Globs,
     /// Names that do not, whatever `include` says.
-    pub exclude: GlobSet,
+    pub exclude: Globs,
     /// The true size of the vocabulary: both sides are cut to it.
     pub vocab_size: Option<u64>,
 }
@@ -47,11 +94,28 @@ impl Selection {
         (self.include.is_empty() || self.include.is_match(name)) && !self.exclude.is_match(name)
     }
 
-    /// Returns whether a problem is that of a tensor which is excluded by name. What `include` leaves out counts all the
+    /// Returns whether a problem is that of a tensor, or of several, which are excluded by name. What `include` leaves out counts all the
     /// same: the name that a problem tells need not be the one that the tensor would have had.
     #[must_use]
     pub fn leaves_out(&self, problem: &Problem) -> bool {
-        problem.tensor.as_ref().is_some_and(|name| self.exclude.is_match(name))
+        let is_excluded = |name: &String| self.exclude.is_match(name);
+        problem.tensor.as_ref().is_some_and(is_excluded)
+            || !problem.lost.is_empty() && problem.lost.iter().all(is_excluded)
+    }
+
+    /// Globs that match no name of either side, with their flags.
+    #[must_use]
+    pub fn idle_globs(&self, sides: [&Catalog; 2]) -> Vec<String> {
+        let names = |side: &'_ Catalog| -> Vec<String> {
+            let tensors = side.tensors.keys().chain(side.tied.keys()).map(|name| name.to_string());
+            tensors.chain(side.problems.iter().filter_map(|found| found.tensor.clone())).collect()
+        };
+        let names = sides.map(names).concat();
+        let idle = |flag: &'static str, globs: &Globs| -> Vec<String> {
+            let idle = globs.idle(names.iter().map(String::as_str));
+            idle.map(|glob| format!("{flag} {glob}")).collect()
+        };
+        [idle("--include", &self.include), idle("--exclude", &self.exclude)].concat()
     }
 }
 

@@ -133,6 +133,7 @@ fn no_checkpoint_and_no_oracle_is_forgotten() {
         "dcp/weights.pt",
         "deepspeed/neox/tp2-without-layers",
         "gpt2/pp2vpp2",
+        "judging/",
         "lora.bin",
         "optimizer-tp",
     ];

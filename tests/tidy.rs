@@ -18,8 +18,9 @@ const MODULES: &[(&str, &str)] = &[
     ("containers::safetensors", "base storage tensor"),
     ("containers::dcp", "base storage tensor containers::torch containers::safetensors"),
     ("containers::zarr", "base storage tensor"),
+    ("containers::yaml", "base"),
     ("names", "base tensor"),
-    ("layout", "base tensor names"),
+    ("layout", "base storage tensor names"),
     ("catalog", "base storage tensor names layout"),
     ("completeness", "base names layout catalog"),
     ("formats", "base storage tensor containers names layout catalog completeness"),
@@ -27,10 +28,10 @@ const MODULES: &[(&str, &str)] = &[
     ("pairing", "base tensor names catalog"),
     ("kernel", "base"),
     ("compare", "base storage tensor names pairing kernel"),
-    ("judge", "kernel compare"),
+    ("judge", "base names pairing kernel compare"),
     ("report", "base tensor names layout catalog pairing kernel compare judge"),
     ("pipeline", "base catalog formats dialects pairing compare judge report"),
-    ("cli", "base tensor layout catalog formats compare report"),
+    ("cli", "judge base tensor layout catalog formats compare report"),
     ("run", "base storage catalog formats pairing compare judge report pipeline cli"),
 ];
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 /// A value as a pickle, a JSON or a YAML file holds it, once nothing can be executed any more.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PlainValue {
@@ -48,6 +50,26 @@ impl PlainValue {
         match self {
             Self::Int(value) => u64::try_from(*value).ok(),
             _ => None,
+        }
+    }
+}
+
+/// JSON is nested at most 128 levels deep here: what is deeper, its reader refuses.
+impl From<Value> for PlainValue {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Null => Self::None,
+            Value::Bool(value) => Self::Bool(value),
+            Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+                (Some(integer), _) => Self::Int(integer),
+                (None, Some(float)) => Self::Float(float),
+                (None, None) => Self::Opaque("number".to_owned()),
+            },
+            Value::String(text) => Self::Text(text),
+            Value::Array(members) => Self::List(members.into_iter().map(Self::from).collect()),
+            Value::Object(entries) => {
+                Self::Map(entries.into_iter().map(|(key, value)| (key, value.into())).collect())
+            }
         }
     }
 }

@@ -1,17 +1,17 @@
 //! The way to a catalog: every format adds what it found here, and what holds for all formats is decided here once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::layout::rules::UserRule;
-use crate::layout::{ArgName, Merged, RunArgs};
+use crate::layout::{ArgName, Lacking, Merged, RunArgs};
 use crate::names::{Name, is_vocabulary};
-use crate::storage::FileSet;
+use crate::storage::{FileId, FileSet};
 use crate::tensor::LogicalTensor;
 
-use super::{Catalog, Entry, Origin, Problem, RunState, Section, Tied};
+use super::{Catalog, Entry, Listing, Origin, Problem, RunState, Section, Tied};
 
 /// A catalog in the making.
 #[derive(Debug)]
@@ -176,6 +176,11 @@ impl<'a> CatalogBuilder<'a> {
         self.add_state(file, args);
     }
 
+    /// Adds tensors that a file says there are.
+    pub fn list(&mut self, listing: Listing) {
+        self.catalog.listings.extend((!listing.names.is_empty()).then_some(listing));
+    }
+
     /// Adds something that could not be read or put together.
     pub fn problem(&mut self, problem: Problem) {
         self.catalog.problems.push(problem);
@@ -184,6 +189,22 @@ impl<'a> CatalogBuilder<'a> {
     /// Adds all that could not be read or put together.
     pub fn problems(&mut self, problems: impl IntoIterator<Item = Problem>) {
         self.catalog.problems.extend(problems);
+    }
+
+    /// Adds what files have lost that others of their place hold, one problem a file.
+    pub fn lost_copies(&mut self, lacking: impl IntoIterator<Item = Lacking>) {
+        let mut by_file: BTreeMap<FileId, Lacking> = BTreeMap::new();
+        for lost in lacking {
+            match by_file.get_mut(&lost.file) {
+                Some(first) => first.count += lost.count,
+                None => drop(by_file.insert(lost.file, lost)),
+            }
+        }
+        for Lacking { file, twin, first, count } in by_file.into_values() {
+            let [file, twin] = [file, twin].map(|file| self.catalog.files.path(file));
+            let problem = Problem::lost_copies(file, twin, first.as_str(), count);
+            self.catalog.problems.push(problem);
+        }
     }
 
     /// Adds bytes or files that no tensor comes from.

@@ -36,6 +36,8 @@ pub struct Catalog {
     pub state: RunState,
     /// Arguments of the run that its reader was given, which win over those of the checkpoint.
     pub given: Vec<(String, PlainValue)>,
+    /// Tensors that files of the checkpoint say there are.
+    pub listings: Vec<Listing>,
     /// Tensors and files that could not be read or put together; the rest can still be compared.
     pub problems: Vec<Problem>,
     /// Bytes and files that no tensor comes from, as far as its reader came by them: informational.
@@ -44,6 +46,17 @@ pub struct Catalog {
     pub notes: Vec<String>,
     /// Steps that are left for proofs that pieces tile a shape.
     tiling_steps: u64,
+}
+
+/// Tensors that a file of the checkpoint says there are.
+#[derive(Debug, Clone)]
+pub struct Listing {
+    /// The place where they are listed: `param_shapes of mp_rank_00_model_states.pt lists it`.
+    pub words: String,
+    /// Their names.
+    pub names: BTreeSet<Name>,
+    /// They go by the names of the others; where that is not certain, most of them must be there.
+    pub is_certain: bool,
 }
 
 /// The path, format and layout that a catalog comes from.
@@ -61,6 +74,10 @@ pub struct Origin {
     pub writer: Option<String>,
     /// The training iteration.
     pub iteration: Option<u64>,
+    /// The sections that were read, where they are there.
+    pub sections: Vec<Section>,
+    /// Sections that are there and were not to be read, with the number of their tensors where that is known.
+    pub unread: BTreeMap<Section, Option<usize>>,
     /// Shard files read.
     pub shards: usize,
     /// Stored entries that are no weights and were left out.
@@ -98,6 +115,15 @@ impl Section {
     #[must_use]
     pub fn of(name: &str) -> Self {
         if name.starts_with("optimizer.") { Self::Optimizer } else { Self::Model }
+    }
+
+    /// Words for what is in it.
+    #[must_use]
+    pub fn contents(self) -> &'static str {
+        match self {
+            Self::Model => "model weights",
+            Self::Optimizer => "optimizer state",
+        }
     }
 
     /// The word for it on the command line.
@@ -140,6 +166,7 @@ impl Catalog {
             positions: BTreeSet::new(),
             state: RunState::default(),
             given: Vec::new(),
+            listings: Vec::new(),
             problems: Vec::new(),
             leftovers: Vec::new(),
             notes: Vec::new(),

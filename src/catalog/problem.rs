@@ -7,7 +7,7 @@ use crate::names::{Name, printable};
 use crate::storage::Summed;
 
 /// Something that could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// The file, where one is to blame.
     pub file: Option<PathBuf>,
@@ -15,6 +15,8 @@ pub struct Problem {
     pub tensor: Option<String>,
     /// The reason, and the remedy where there is one.
     pub message: String,
+    /// The names of the tensors that are lost, where they are known and `tensor` is not the only one.
+    pub lost: Vec<String>,
 }
 
 /// Tensors that are named before the others are counted.
@@ -26,7 +28,7 @@ type Cause<'a> = Box<dyn Error + 'a>;
 impl Problem {
     /// A problem that neither a file nor a tensor alone is to blame for.
     pub fn of_whole<'a>(cause: impl Into<Cause<'a>>) -> Self {
-        Self { file: None, tensor: None, message: chain_text(&*cause.into()) }
+        Self { message: chain_text(&*cause.into()), ..Self::default() }
     }
 
     /// A problem with one file or folder.
@@ -37,6 +39,12 @@ impl Problem {
     /// A problem with one tensor.
     pub fn of_tensor<'a>(tensor: impl Into<String>, cause: impl Into<Cause<'a>>) -> Self {
         Self { tensor: Some(tensor.into()), ..Self::of_whole(cause) }
+    }
+
+    /// The same problem, with the names of the tensors that are lost.
+    #[must_use]
+    pub fn with_lost(self, lost: Vec<String>) -> Self {
+        Self { lost, ..self }
     }
 
     /// The same problem, with the file that is to blame.
@@ -54,6 +62,22 @@ impl Problem {
         let noun = if count == 1 { "tensor is lost" } else { "tensors are lost" };
         let message = format!("cannot be read: {error}; {count} {noun} with it: {first}{rest}");
         Self::of_file(file, message)
+    }
+
+    /// A file that has lost tensors which another one of its place holds: the first of them, and how many they are.
+    #[must_use]
+    pub fn lost_copies(file: &Path, twin: &Path, first: &str, count: usize) -> Self {
+        let last = |path: &Path, count: usize| -> PathBuf {
+            let skipped = path.components().count().saturating_sub(count);
+            path.components().skip(skipped).collect()
+        };
+        let twin = last(twin, 2);
+        let twin = twin.display();
+        let message = match count {
+            1 => format!("missing, which {twin} holds for the same place"),
+            _ => format!("missing with {} more, which {twin} holds for the same place", count - 1),
+        };
+        Self::of_tensor(first, message).in_file(file)
     }
 
     /// Bytes that are not those of anything.

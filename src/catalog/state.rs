@@ -138,9 +138,40 @@ impl RunState {
         self.map(StateKind::Config)
     }
 
+    /// The option of the run by which its weights are not its fp32 masters rounded to nearest, ties to even.
+    #[must_use]
+    pub fn rounds_otherwise(&self) -> Option<&'static str> {
+        let args = self.args()?;
+        ROUND_OTHERWISE.into_iter().find(|option| is_on(args, option, CONFIG_DEPTH))
+    }
+
     fn map(&self, kind: StateKind) -> Option<&BTreeMap<String, PlainValue>> {
         self.of_kind(kind).find_map(|(_, entry)| entry.value.as_map())
     }
+}
+
+/// Options by which weights are no masters rounded: weights that were quantized and back (Megatron-LM core 0.9 to 0.19,
+/// `--fp8-param-gather`, `--fp4-param-gather`), masters that are put together from weights and 16 more bits, where ties are
+/// rounded away from zero (Transformer Engine 2, `FusedAdam` with `store_param_remainders`; MindSpeed 2, `--reuse-fp32-param`).
+const ROUND_OTHERWISE: [&str; 7] = [
+    "fp8_param_gather",
+    "fp8_param",
+    "fp4_param_gather",
+    "fp4_param",
+    "use_precision_aware_optimizer",
+    "store_param_remainders",
+    "reuse_fp32_param",
+];
+
+/// Levels of dicts that the options of a run lie in: Megatron's `args` have one, the `run_config.yaml` of Megatron Bridge two.
+const CONFIG_DEPTH: usize = 2;
+
+fn is_on(config: &BTreeMap<String, PlainValue>, option: &str, depth: usize) -> bool {
+    let is_on_inside = |value: &PlainValue| {
+        value.as_map().is_some_and(|inner| is_on(inner, option, depth.saturating_sub(1)))
+    };
+    config.get(option) == Some(&PlainValue::Bool(true))
+        || depth > 1 && config.values().any(is_on_inside)
 }
 
 impl<'a> IntoIterator for &'a RunState {
@@ -168,6 +199,22 @@ mod tests {
             ("checkpoint_version", StateKind::Other),
         ] {
             assert_eq!(StateKind::of_key(key), kind, "{key}");
+        }
+    }
+
+    #[test]
+    fn options_that_round_otherwise_are_found_in_sections_too() {
+        let map = |key: &str, value| PlainValue::Map(BTreeMap::from([(key.to_owned(), value)]));
+        let on = || map("fp8_param_gather", PlainValue::Bool(true));
+        for (args, found) in [
+            (on(), Some("fp8_param_gather")),
+            (map("ddp", on()), Some("fp8_param_gather")),
+            (map("fp8_param_gather", PlainValue::Bool(false)), None),
+            (map("a", map("b", on())), None),
+        ] {
+            let mut state = RunState::default();
+            state.insert("args".to_owned(), Path::new("a.pt"), args);
+            assert_eq!(state.rounds_otherwise(), found);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, StateKind};
 use crate::names::Naming;
 
+use super::kinds::{Kinds, empty_layers};
 use super::stacks::Stack;
 
 type Entries = BTreeMap<String, PlainValue>;
@@ -22,22 +23,27 @@ const DECODER_LAYERS: [&str; 3] = ["decoder_num_layers", "num_decoder_layers", "
 const ENCODER_LAYERS: [&str; 3] = ["encoder_num_layers", "num_encoder_layers", "encoder_layers"];
 /// Layers that predict further tokens.
 const PREDICTION_LAYERS: [&str; 1] = ["mtp_num_layers"];
+/// Switch by which one layer predicts all further tokens, one after the other.
+const ONE_PREDICTION: &str = "mtp_use_repeated_layer";
 /// Routed experts of a layer.
 const EXPERTS: [&str; 6] = [
+    "num_moe_experts",
     "num_experts",
     "num_local_experts",
     "n_routed_experts",
     "num_routed_experts",
     "moe_num_experts",
-    "num_moe_experts",
 ];
 /// Switches that say whether the output layer shares the word embeddings, and the value by which it does.
 const TIES: [(&str, bool); 4] = [
+    ("share_embeddings_and_output_weights", true),
     ("untie_embeddings_and_output_weights", false),
     ("tie_word_embeddings", true),
-    ("share_embeddings_and_output_weights", true),
     ("no_weight_tying", false),
 ];
+
+/// Configurations within one that are looked at; no model has as many.
+const MOST_TOWERS: usize = 64;
 
 /// Levels of configurations within configurations that are looked into.
 const DEPTH: usize = 3;
@@ -51,6 +57,8 @@ struct Speaker<'c> {
     /// `args say`, `config.json says`.
     words: String,
     entries: &'c Entries,
+    /// Its words are Megatron's arguments.
+    is_megatron: bool,
 }
 
 /// All that is said of one checkpoint, by who wins over the others.
@@ -119,11 +127,21 @@ impl Tower {
 
 impl<'c> Announced<'c> {
     pub(super) fn of(catalog: &'c Catalog) -> Self {
-        let state = &catalog.state;
-        let args = state.args().map(|entries| Speaker { words: "args say".to_owned(), entries });
+        let (state, naming) = (&catalog.state, catalog.origin.naming);
+        let args = state.of_kind(StateKind::Args).find_map(|(_, entry)| {
+            // Arguments are an object within a file; a description is a file of its own.
+            let file = entry.file.file_name().unwrap_or_default().to_string_lossy();
+            let words = match file.ends_with(".yaml") {
+                true => format!("{file} says"),
+                false => "args say".to_owned(),
+            };
+            let is_megatron = naming == Naming::Canonical;
+            Some(Speaker { words, entries: entry.value.as_map()?, is_megatron })
+        });
         let configs = state.of_kind(StateKind::Config).filter_map(|(_, entry)| {
             let file = entry.file.file_name().unwrap_or_default().to_string_lossy();
-            Some(Speaker { words: format!("{file} says"), entries: entry.value.as_map()? })
+            let entries = entry.value.as_map()?;
+            Some(Speaker { words: format!("{file} says"), entries, is_megatron: false })
         });
         let configs: Vec<Speaker<'_>> = configs.collect();
         let text = |key| configs.iter().find_map(|config| config.entries.get(key));
@@ -131,7 +149,7 @@ impl<'c> Announced<'c> {
             Some(PlainValue::List(all)) => all.first().and_then(PlainValue::as_text),
             _ => None,
         };
-        let is_certain = args.is_some() && catalog.origin.naming == Naming::Canonical;
+        let is_certain = args.is_some() && naming == Naming::Canonical;
         let loose =
             LAYERS.iter().filter_map(|key| Some(((*key).to_owned(), state.get(key)?.clone())));
         Self {
@@ -157,8 +175,16 @@ impl<'c> Announced<'c> {
         };
         let shared: &[&str] = if role == Role::Prediction { &[] } else { &LAYERS };
         let said = self.number(path, own).or_else(|| self.number(path, shared))?;
+        if role == Role::Prediction && said.value > 1 && self.switch(ONE_PREDICTION) == Some(true) {
+            return Some(Said { value: 1, text: format!("{}, {ONE_PREDICTION}=true", said.text) });
+        }
         let idle = if role == Role::Prediction { 0 } else { self.placeholders(path, said.value) };
         Some(Said { value: said.value - idle, ..said })
+    }
+
+    /// The number of layers behind those of a list that predict further tokens (transformers `configuration_deepseek_v3.py`).
+    pub(super) fn predictions(&self, path: &str) -> Option<Said> {
+        self.number(path, &["num_nextn_predict_layers"])
     }
 
     /// Says that there is a decoder beside an encoder.
@@ -215,8 +241,12 @@ impl<'c> Announced<'c> {
 
     /// Says that the optimizer is Adam, and who says so.
     pub(super) fn adam(&self) -> Option<String> {
-        let name = self.text("optimizer").filter(|name| name.to_ascii_lowercase().contains("adam"));
-        let named = name.map(|name| format!("args say optimizer={name}"));
+        let named = self.scope("").into_iter().find_map(|speaker| {
+            let name = speaker.entries.get("optimizer")?.as_text()?;
+            let is_adam = name.to_ascii_lowercase().contains("adam");
+            Some(is_adam.then(|| format!("{} optimizer={name}", speaker.words)))
+        });
+        let named = named.flatten();
         named.or_else(|| self.has_adam_groups.then(|| "its groups have betas and eps".to_owned()))
     }
 
@@ -231,7 +261,9 @@ impl<'c> Announced<'c> {
 
     /// Who speaks of a list of layers, first who wins. Of several configurations in one that could be meant, none is.
     fn scope<'s>(&'s self, path: &str) -> Vec<Speaker<'s>> {
-        let mut scope = vec![Speaker { words: "--set says".to_owned(), entries: &self.given }];
+        let speaker =
+            |words: &str, entries| Speaker { words: words.to_owned(), entries, is_megatron: true };
+        let mut scope = vec![speaker("--set says", &self.given)];
         let (tower, role) = (Tower::of(path), Role::of(path));
         for speaker in &self.speakers {
             let mut towers = Vec::new();
@@ -250,7 +282,7 @@ impl<'c> Announced<'c> {
             }
         }
         if tower == Tower::Text {
-            scope.push(Speaker { words: "the checkpoint says".to_owned(), entries: &self.state });
+            scope.push(speaker("the checkpoint says", &self.state));
         }
         scope
     }
@@ -258,17 +290,27 @@ impl<'c> Announced<'c> {
     /// What tells the layers of a list apart.
     pub(super) fn kinds(&self, stack: &Stack<'_>) -> Kinds {
         let layers = self.layers(stack.path).map_or_else(|| stack.end(), |said| said.value);
-        let mut kinds = Kinds { bounds: vec![layers], ..Kinds::default() };
+        let mut kinds = Kinds::new(layers);
+        // All that predict further tokens are alike.
+        if Role::of(stack.path) == Role::Prediction {
+            return kinds;
+        }
         for speaker in self.scope(stack.path) {
-            for (key, value) in speaker.entries {
-                kinds.add(key, value, layers);
+            if speaker.is_megatron {
+                kinds.add_args(speaker.entries);
+            } else {
+                kinds.add_config(speaker.entries);
             }
         }
-        kinds.lists.truncate(MOST_SIGNS);
-        kinds.marks.truncate(MOST_SIGNS);
-        kinds.periods.truncate(MOST_SIGNS);
-        kinds.bounds.truncate(MOST_SIGNS);
         kinds
+    }
+
+    /// Layers of a list that have no weights, and keep their numbers.
+    pub(super) fn empty_layers(&self, path: &str) -> BTreeSet<u64> {
+        if Role::of(path) == Role::Prediction {
+            return BTreeSet::new();
+        }
+        self.scope(path).iter().flat_map(|speaker| empty_layers(speaker.entries)).collect()
     }
 }
 
@@ -293,13 +335,13 @@ fn collect_towers<'c>(
     depth: usize,
     towers: &mut Vec<(String, Speaker<'c>)>,
 ) {
-    if depth >= DEPTH || towers.len() >= MOST_SIGNS {
+    if depth >= DEPTH || towers.len() >= MOST_TOWERS {
         return;
     }
     let maps = speaker.entries.iter().filter_map(|(key, value)| Some((key, value.as_map()?)));
     for (key, entries) in maps {
         let words = format!("{words}.{key}");
-        let inner = Speaker { words: speaker.words.clone(), entries };
+        let inner = Speaker { entries, ..speaker.clone() };
         let has_layers = LAYERS.iter().chain(&DECODER_LAYERS).chain(&ENCODER_LAYERS);
         if has_layers
             .into_iter()
@@ -308,157 +350,5 @@ fn collect_towers<'c>(
             towers.push((words.clone(), inner.clone()));
         }
         collect_towers(&inner, &words, depth + 1, towers);
-    }
-}
-
-/// What may tell layers apart, as far as anything is said of it. Two layers are of one kind where all of it agrees; more kinds
-/// than there are cost nothing but certainty.
-#[derive(Debug, Default)]
-pub(super) struct Kinds {
-    /// An entry for every layer: `layer_types`, a list of 0 and 1, the letters of a hybrid pattern.
-    lists: Vec<Vec<usize>>,
-    /// Layers that are named by number: `cross_attention_layers`.
-    marks: Vec<BTreeSet<u64>>,
-    /// Every so many layers: `moe_layer_freq`, `decoder_sparse_step`.
-    periods: Vec<u64>,
-    /// Up to a layer, from the front or the back: `first_k_dense_replace`, `num_kv_shared_layers`.
-    bounds: Vec<u64>,
-}
-
-/// Lists, marks, periods or bounds that are looked at, and configurations within one; no model has as many.
-const MOST_SIGNS: usize = 64;
-
-/// Different entries that a list of kinds may have.
-const MOST_KINDS: usize = 8;
-
-impl Kinds {
-    fn add(&mut self, key: &str, value: &PlainValue, layers: u64) {
-        let has = |words: &[&str]| words.iter().any(|word| key.contains(word));
-        // The share of layers that a stage has, how exactly they are computed and what is kept of that: not what they are.
-        if has(&["pipeline", "bf16", "fp8", "fp4", "recompute", "backend"]) {
-            return;
-        }
-        let is_of_layers = has(&[
-            "layer",
-            "attn",
-            "attention",
-            "moe",
-            "expert",
-            "sparse",
-            "dense",
-            "cross",
-            "window",
-        ]);
-        match value {
-            PlainValue::List(entries) if entries.len() as u64 == layers && layers > 1 => {
-                self.add_list(entries.iter().map(kind_text));
-            }
-            PlainValue::List(entries) if has(&["layer", "idx", "indic", "index"]) => {
-                let numbers: BTreeSet<u64> =
-                    entries.iter().filter_map(PlainValue::as_u64).collect();
-                if !numbers.is_empty() && numbers.len() == entries.len() {
-                    self.marks.push(numbers);
-                }
-            }
-            PlainValue::Text(text) if has(&["pattern"]) => self.add_pattern(text, layers),
-            PlainValue::Text(text) if has(&["config"]) && text.starts_with('{') => {
-                self.add_blocks(text, layers);
-            }
-            PlainValue::Int(number) => {
-                let Some(number) = u64::try_from(*number).ok().filter(|n| (1..layers).contains(n))
-                else {
-                    return;
-                };
-                let is_period =
-                    ["freq", "period", "interval", "step", "every", "pattern", "stride"];
-                let is_bound = [
-                    "dense",
-                    "first",
-                    "start",
-                    "end",
-                    "shared_layers",
-                    "window_layers",
-                    "hash",
-                    "offset",
-                ];
-                if is_of_layers && has(&is_period) && number > 1 {
-                    self.periods.push(number);
-                } else if is_of_layers && has(&is_bound) {
-                    self.bounds.extend([number, layers - number]);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn add_list(&mut self, entries: impl Iterator<Item = String>) {
-        let mut numbers = BTreeMap::new();
-        let mut list = Vec::new();
-        for entry in entries {
-            let next = numbers.len();
-            list.push(*numbers.entry(entry).or_insert(next));
-        }
-        // A size that differs in every layer tells nothing of its names.
-        if (2..=MOST_KINDS).contains(&numbers.len()) {
-            self.lists.push(list);
-        }
-    }
-
-    /// `M*M-|M*/MM`: a letter a layer, bars between stages, further tokens behind the slash (Megatron-Core
-    /// `core/models/hybrid`).
-    fn add_pattern(&mut self, text: &str, layers: u64) {
-        let main = text.split('/').next().unwrap_or_default();
-        let letters: Vec<String> =
-            main.chars().filter(|letter| *letter != '|').map(String::from).collect();
-        if letters.len() as u64 == layers {
-            self.add_list(letters.into_iter());
-        }
-    }
-
-    /// JSON with an entry of `block_configs` for every layer (Megatron-Core `heterogeneous_config.py`).
-    fn add_blocks(&mut self, text: &str, layers: u64) {
-        let Ok(config) = serde_json::from_str::<serde_json::Value>(text) else { return };
-        let blocks = config.get("block_configs").and_then(|blocks| blocks.as_array());
-        if let Some(blocks) = blocks.filter(|blocks| blocks.len() as u64 == layers) {
-            self.add_list(blocks.iter().map(|block| {
-                let of = |part| {
-                    ["no_op", "replace_with_linear"].map(|key| {
-                        block
-                            .get(part)
-                            .and_then(|part| part.get(key))
-                            .and_then(serde_json::Value::as_bool)
-                    })
-                };
-                format!("{:?}", [of("attention"), of("mlp"), of("ffn")])
-            }));
-        }
-    }
-
-    /// The same for layers of one kind.
-    pub(super) fn of(&self, layer: u64) -> Vec<u64> {
-        let at = usize::try_from(layer).unwrap_or(usize::MAX);
-        let listed = self.lists.iter().map(|list| list.get(at).map_or(0, |kind| 1 + *kind as u64));
-        let marked = self.marks.iter().map(|marks| u64::from(marks.contains(&layer)));
-        let periodic = self.periods.iter().map(|period| layer % period);
-        let bounded = self.bounds.iter().map(|bound| u64::from(layer < *bound));
-        listed.chain(marked).chain(periodic).chain(bounded).collect()
-    }
-}
-
-/// What an entry says of the kind of its layer: of a dict only its switches.
-fn kind_text(value: &PlainValue) -> String {
-    match value {
-        PlainValue::Text(text) => text.clone(),
-        PlainValue::Int(number) => number.to_string(),
-        PlainValue::Bool(value) => value.to_string(),
-        PlainValue::Map(entries) => {
-            let inner = entries.iter().filter(|(_, value)| {
-                matches!(value, PlainValue::Bool(_) | PlainValue::None | PlainValue::Map(_))
-            });
-            inner.map(|(key, value)| format!("{key}:{} ", kind_text(value))).collect()
-        }
-        PlainValue::None | PlainValue::Float(_) | PlainValue::List(_) | PlainValue::Opaque(_) => {
-            String::new()
-        }
     }
 }

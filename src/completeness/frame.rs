@@ -5,7 +5,7 @@ use crate::names::Naming;
 
 use super::Present;
 use super::announced::Announced;
-use super::stacks::{Stack, module};
+use super::stacks::{Layer, Stack, module};
 
 /// What stands around a list of layers.
 struct Frame {
@@ -20,6 +20,8 @@ struct Frame {
     output: Option<&'static str>,
     /// The output layer is never tied.
     is_untied: bool,
+    /// The table of positions, where the model learns one.
+    positions: Option<&'static str>,
     /// The modules of its layers: those that have no others differ only as it is announced.
     modules: &'static [&'static str],
 }
@@ -42,19 +44,25 @@ const LLAMA: &[&str] = &[
 const GPT2: &[&str] = &["ln_1", "attn", "ln_2", "mlp"];
 const GPT_NEOX: &[&str] = &["input_layernorm", "attention", "post_attention_layernorm", "mlp"];
 
-/// All frames: Megatron-Core (`core/models/gpt`, `T5`, `bert`, `multimodal`), transformers 4 and 5, gpt-neox, InfiniTrain.
+const MEGATRON_DEEPSPEED: &[&str] =
+    &["input_layernorm", "self_attention", "post_attention_layernorm", "mlp"];
+
+/// All frames: Megatron-Core (`core/models/gpt`, `T5`, `bert`, `multimodal`), transformers 4 and 5, gpt-neox, Megatron-DeepSpeed
+/// (`megatron/model/gpt_model.py`), InfiniTrain.
 #[rustfmt::skip]
 const FRAMES: &[Frame] = &[
-    Frame { naming: Naming::Canonical, layers: "decoder.layers.", signs: &[""], embedding: "embedding.word_embeddings.weight", norm: &["decoder.final_layernorm.weight"], output: Some("output_layer.weight"), is_untied: false, modules: &[] },
-    Frame { naming: Naming::Canonical, layers: "encoder.layers.", signs: &[""], embedding: "embedding.word_embeddings.weight", norm: &["encoder.final_layernorm.weight"], output: None, is_untied: false, modules: &[] },
-    Frame { naming: Naming::Canonical, layers: "language_model.decoder.layers.", signs: &[""], embedding: "language_model.embedding.word_embeddings.weight", norm: &["language_model.decoder.final_layernorm.weight"], output: Some("language_model.output_layer.weight"), is_untied: false, modules: &[] },
-    Frame { naming: Naming::Modules, layers: "model.layers.", signs: &["self_attn.", "input_layernorm.", "mlp."], embedding: "model.embed_tokens.weight", norm: &["model.norm.weight"], output: Some("lm_head.weight"), is_untied: false, modules: LLAMA },
-    Frame { naming: Naming::Modules, layers: "model.language_model.layers.", signs: &["self_attn.", "input_layernorm.", "mlp."], embedding: "model.language_model.embed_tokens.weight", norm: &["model.language_model.norm.weight"], output: Some("lm_head.weight"), is_untied: false, modules: LLAMA },
-    Frame { naming: Naming::Modules, layers: "transformer.h.", signs: &["attn.", "ln_1.", "mlp."], embedding: "transformer.wte.weight", norm: &["transformer.ln_f.weight"], output: Some("lm_head.weight"), is_untied: false, modules: GPT2 },
-    Frame { naming: Naming::Modules, layers: "gpt_neox.layers.", signs: &["attention.", "input_layernorm."], embedding: "gpt_neox.embed_in.weight", norm: &["gpt_neox.final_layer_norm.weight"], output: Some("embed_out.weight"), is_untied: false, modules: GPT_NEOX },
-    Frame { naming: Naming::Modules, layers: "layers.", signs: &["attention.query_key_value.", "input_layernorm."], embedding: "word_embeddings.weight", norm: &["final.norm.weight", "final.norm.scale"], output: Some("final_linear.weight"), is_untied: false, modules: &[] },
-    Frame { naming: Naming::InfiniTrain, layers: "transformer.h.", signs: &["attn.", "mlp.c_fc2."], embedding: "transformer.wte.weight", norm: &["transformer.ln_f.weight"], output: Some("lm_head.weight"), is_untied: true, modules: GPT2 },
-    Frame { naming: Naming::InfiniTrain, layers: "transformer.h.", signs: &["attn.", "ln_1.bias"], embedding: "transformer.wte.weight", norm: &["transformer.ln_f.weight"], output: Some("lm_head.weight"), is_untied: false, modules: GPT2 },
+    Frame { naming: Naming::Canonical, layers: "decoder.layers.", signs: &[""], embedding: "embedding.word_embeddings.weight", norm: &["decoder.final_layernorm.weight"], output: Some("output_layer.weight"), is_untied: false, positions: Some("embedding.position_embeddings.weight"), modules: &[] },
+    Frame { naming: Naming::Canonical, layers: "encoder.layers.", signs: &[""], embedding: "embedding.word_embeddings.weight", norm: &["encoder.final_layernorm.weight"], output: None, is_untied: false, positions: Some("embedding.position_embeddings.weight"), modules: &[] },
+    Frame { naming: Naming::Canonical, layers: "language_model.decoder.layers.", signs: &[""], embedding: "language_model.embedding.word_embeddings.weight", norm: &["language_model.decoder.final_layernorm.weight"], output: Some("language_model.output_layer.weight"), is_untied: false, positions: Some("language_model.embedding.position_embeddings.weight"), modules: &[] },
+    Frame { naming: Naming::Modules, layers: "model.layers.", signs: &["self_attn.", "input_layernorm.", "mlp."], embedding: "model.embed_tokens.weight", norm: &["model.norm.weight"], output: Some("lm_head.weight"), is_untied: false, positions: None, modules: LLAMA },
+    Frame { naming: Naming::Modules, layers: "model.language_model.layers.", signs: &["self_attn.", "input_layernorm.", "mlp."], embedding: "model.language_model.embed_tokens.weight", norm: &["model.language_model.norm.weight"], output: Some("lm_head.weight"), is_untied: false, positions: None, modules: LLAMA },
+    Frame { naming: Naming::Modules, layers: "transformer.h.", signs: &["attn.", "ln_1.", "mlp."], embedding: "transformer.wte.weight", norm: &["transformer.ln_f.weight"], output: Some("lm_head.weight"), is_untied: false, positions: Some("transformer.wpe.weight"), modules: GPT2 },
+    Frame { naming: Naming::Modules, layers: "h.", signs: &["attn.", "ln_1.", "mlp."], embedding: "wte.weight", norm: &["ln_f.weight"], output: None, is_untied: false, positions: Some("wpe.weight"), modules: GPT2 },
+    Frame { naming: Naming::Modules, layers: "gpt_neox.layers.", signs: &["attention.", "input_layernorm."], embedding: "gpt_neox.embed_in.weight", norm: &["gpt_neox.final_layer_norm.weight"], output: Some("embed_out.weight"), is_untied: false, positions: None, modules: GPT_NEOX },
+    Frame { naming: Naming::Modules, layers: "layers.", signs: &["attention.query_key_value.", "input_layernorm."], embedding: "word_embeddings.weight", norm: &["final.norm.weight", "final.norm.scale"], output: Some("final_linear.weight"), is_untied: false, positions: None, modules: GPT_NEOX },
+    Frame { naming: Naming::Modules, layers: "layers.", signs: &["self_attention.query_key_value.", "input_layernorm."], embedding: "word_embeddings.weight", norm: &["final.norm.weight", "final.norm.scale"], output: Some("lm_head.weight"), is_untied: false, positions: None, modules: MEGATRON_DEEPSPEED },
+    Frame { naming: Naming::InfiniTrain, layers: "transformer.h.", signs: &["attn.", "mlp.c_fc2."], embedding: "transformer.wte.weight", norm: &["transformer.ln_f.weight"], output: Some("lm_head.weight"), is_untied: true, positions: None, modules: GPT2 },
+    Frame { naming: Naming::InfiniTrain, layers: "transformer.h.", signs: &["attn.", "ln_1.bias"], embedding: "transformer.wte.weight", norm: &["transformer.ln_f.weight"], output: Some("lm_head.weight"), is_untied: true, positions: Some("transformer.wpe.weight"), modules: GPT2 },
 ];
 
 /// Ends of the names of models with an output layer over the vocabulary.
@@ -75,20 +83,37 @@ pub(super) fn missing(present: &Present<'_>, announced: &Announced<'_>) -> Vec<P
 
 /// Says whether a list of layers is that of a family whose layers may differ in what is not announced.
 pub(super) fn is_mixed(stack: &Stack<'_>, present: &Present<'_>) -> bool {
-    let is_own = |frame: &&Frame| frame.naming == present.naming && frame.modules.is_empty();
-    FRAMES.iter().filter(is_own).any(|frame| frame.is_of(stack))
+    let mut frames = FRAMES.iter().filter(|frame| frame.naming == present.naming);
+    frames.any(|frame| frame.is_pipeline() && frame.is_of(stack))
 }
 
-/// Says whether a list of layers is that of a family whose layers differ only as it is announced.
+/// Says whether a list of layers is that of a family whose layers differ only as it is announced. A lone name that nobody knows
+/// may have become another one in a few of them.
 pub(super) fn is_known(stack: &Stack<'_>, present: &Present<'_>) -> bool {
     let mut frames = FRAMES.iter().filter(|frame| frame.naming == present.naming);
     frames.any(|frame| {
-        let mut names = stack.layers.values().flat_map(|layer| &layer.names);
-        frame.is_of(stack) && names.all(|name| frame.modules.contains(&module(name)))
+        let foreign = |layer: &Layer<'_>| {
+            let modules = layer.names.iter().map(|name| module(name));
+            let foreign: Vec<&str> =
+                modules.filter(|module| !frame.modules.contains(module)).collect();
+            let is_lone = foreign.windows(2).all(|pair| pair[0] != pair[1]);
+            (!foreign.is_empty()).then_some(is_lone)
+        };
+        let foreign: Vec<bool> = stack.layers.values().filter_map(foreign).collect();
+        let are_few =
+            foreign.iter().all(|is_lone| *is_lone) && 2 * foreign.len() < stack.layers.len();
+        // Two layers of a pipeline may be of two kinds.
+        let are_enough = !frame.is_pipeline() || stack.layers.len() > 2;
+        frame.is_of(stack) && are_enough && (foreign.is_empty() || are_few)
     })
 }
 
 impl Frame {
+    /// Says whether its layers lie in files of their own, whose models have no module around all.
+    fn is_pipeline(&self) -> bool {
+        self.embedding == "word_embeddings.weight"
+    }
+
     fn is_of(&self, stack: &Stack<'_>) -> bool {
         let has = |sign: &&str| {
             let mut names = stack.layers.values().flat_map(|layer| &layer.names);
@@ -121,9 +146,9 @@ impl Frame {
             problems.push(problem(self.embedding, format!("there is none before {list}")));
         }
         if let Some((positions, words)) = self.positions(announced)
-            && !present.has(&positions)
+            && !present.has(positions)
         {
-            problems.push(problem(&positions, words));
+            problems.push(problem(positions, words));
         }
         if let Some(norm) = self.norm.first()
             && !self.norm.iter().any(|norm| present.has(norm))
@@ -131,6 +156,7 @@ impl Frame {
         {
             problems.push(problem(norm, format!("there is none behind {list}")));
         }
+        problems.extend(self.norm.iter().filter_map(|norm| self.bias(norm, present)));
         if let Some(output) = self.output
             && let Some((false, words)) = tied
             && !present.has(output)
@@ -142,18 +168,40 @@ impl Frame {
         problems
     }
 
-    /// The table of positions that a run of Megatron says it learns, and the words for that
-    /// (`core/models/common/embeddings/language_model_embedding.py`).
-    fn positions(&self, announced: &Announced<'_>) -> Option<(String, String)> {
+    /// The bias of the final norm, where it is missing and the norms of the layers have one.
+    fn bias(&self, norm: &str, present: &Present<'_>) -> Option<Problem> {
+        const OTHERS: [&str; 2] = ["input_layernorm.bias", "ln_1.bias"];
+        let bias = format!("{}bias", norm.strip_suffix("weight")?);
+        let mut stacks = present.stacks.iter().filter(|stack| stack.path == self.layers);
+        let mut layers = stacks.by_ref().flat_map(|stack| stack.layers.values());
+        let other =
+            layers.find_map(|layer| OTHERS.iter().find(|name| layer.names.contains(**name)))?;
+        let is_lost = present.has(norm) && !present.has(&bias);
+        is_lost.then(|| Problem::of_tensor(bias, format!("missing, though layers have {other}")))
+    }
+
+    /// The table of positions that the model learns, and who says so (Megatron-Core
+    /// `core/models/common/embeddings/language_model_embedding.py`; transformers `modeling_gpt2.py`, `modeling_gpt_neo.py`,
+    /// `modeling_gpt_bigcode.py`; InfiniTrain 0.6.0 `example/gpt2`, which alone has norms with a bias).
+    fn positions(&self, announced: &Announced<'_>) -> Option<(&'static str, String)> {
         const KIND: &str = "position_embedding_type";
         const LEARNED: &str = "learned_absolute";
-        let is_learned = self.naming == Naming::Canonical
-            && announced.is_certain
-            && announced.text(KIND) == Some(LEARNED)
-            && announced.switch("add_position_embedding") != Some(false)
-            && announced.switch("use_rotary_position_embeddings") != Some(true);
-        let name = || self.embedding.replace("word_embeddings", "position_embeddings");
-        is_learned.then(|| (name(), format!("args say {KIND}={LEARNED}")))
+        const GPT2: [&str; 3] = ["gpt2", "gpt_neo", "gpt_bigcode"];
+        let words = match self.naming {
+            Naming::Canonical => {
+                let is_learned = announced.is_certain
+                    && announced.text(KIND) == Some(LEARNED)
+                    && announced.switch("add_position_embedding") != Some(false)
+                    && announced.switch("use_rotary_position_embeddings") != Some(true);
+                is_learned.then(|| format!("args say {KIND}={LEARNED}"))
+            }
+            Naming::Modules => {
+                let kind = announced.text("model_type").filter(|kind| GPT2.contains(kind));
+                kind.map(|kind| format!("config.json says model_type={kind}"))
+            }
+            _ => Some("models of this kind store it".to_owned()),
+        };
+        self.positions.zip(words)
     }
 
     /// Says whether something else beside the layers goes by one of these words: a model with names of its own.

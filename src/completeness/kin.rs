@@ -11,8 +11,9 @@ const MOST_FORMS: usize = 48;
 /// So many times as many have the names, where it is not certain that all of them should.
 const FEW: usize = 4;
 
-/// Names that only the first of a list has and the others look up there (T5 and what follows it).
-const OF_FIRST: [&str; 3] = ["relative_attention_bias", "relative_bias", "pos_bias"];
+/// Names that only the first of a list has and the others look up there (T5 and what follows it), or that only the last one has
+/// (transformers `modeling_gpt_neox_japanese.py`).
+const OF_ENDS: [&str; 4] = ["relative_attention_bias", "relative_bias", "pos_bias", "dense_bias"];
 
 /// The names that some members lack and their kin have.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub(super) fn lacks<'n, S: Borrow<str> + Ord + 'n>(
     let mut wholes = Forms::new();
     for (number, names) in members {
         let names = names.iter().map(Borrow::borrow);
-        let names = names.filter(|name: &&str| !OF_FIRST.iter().any(|word| name.contains(word)));
+        let names = names.filter(|name: &&str| !OF_ENDS.iter().any(|word| name.contains(word)));
         let mut own: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for name in names {
             own.entry(module(name)).or_default().push(name);
@@ -66,7 +67,8 @@ pub(super) fn lacks<'n, S: Borrow<str> + Ord + 'n>(
     lacks.into_iter().map(lack).collect()
 }
 
-/// The forms that are a part of another one: their members, what they lack, and how many have it.
+/// The forms that are a part of another one, but for names of which nobody else has any: their members, what they lack, and how
+/// many have it.
 fn smaller<'f, 'n>(
     forms: &'f Forms<'n>,
     is_certain: bool,
@@ -74,13 +76,19 @@ fn smaller<'f, 'n>(
     if forms.len() > MOST_FORMS {
         return Vec::new();
     }
+    let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
+    forms.keys().flatten().for_each(|name| *uses.entry(name).or_default() += 1);
     let mut found = Vec::new();
     for (names, members) in forms {
         let have: BTreeSet<&str> = names.iter().copied().collect();
-        let larger = forms.iter().filter(|(other, _)| {
-            let others = other.len();
-            others > have.len()
-                && other.iter().filter(|name| have.contains(**name)).count() == have.len()
+        let own = names.iter().filter(|name| uses.get(**name) == Some(&1)).count();
+        let larger = forms.iter().filter(|(other, kin)| {
+            let shared = other.iter().filter(|name| have.contains(**name)).count();
+            let (lost, more) = (other.len() - shared, have.len() - shared);
+            // A name that became another one is lost; what has little in common is of another kind.
+            let is_renamed = more <= lost && more <= own && 2 * shared > other.len();
+            let is_renamed = is_renamed && kin.len() > members.len();
+            lost > 0 && (more == 0 || is_renamed)
         });
         let Some((full, kin)) = larger.max_by_key(|(other, kin)| (kin.len(), other.len())) else {
             continue;
@@ -138,10 +146,24 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_became_another_one_is_missed() {
+        let renamed = &["attn.o", "attn.qkv", "mlp.fc1", "mlp.fcx", "mlp.up", "norm"][..];
+        let full = &["attn.o", "attn.qkv", "mlp.fc1", "mlp.fc2", "mlp.up", "norm"][..];
+        assert_eq!(found(&[full, renamed, full], true), [(vec![1], vec!["mlp.fc2".to_owned()])]);
+        let other = &["attn.o", "attn.qkv", "mlp.gate", "mlp.experts", "norm"][..];
+        assert_eq!(found(&[FULL, other, FULL], true), []);
+        let norm = &["attn.o", "attn.qkv", "mlp.fc1", "mlp.fc2", "norn"][..];
+        assert_eq!(found(&[FULL, norm, FULL], true), [(vec![1], vec!["norm".to_owned()])]);
+        assert_eq!(found(&[FULL, norm], true), []);
+    }
+
+    #[test]
     fn what_only_a_few_have_is_a_kind_of_its_own() {
         let cross = &["attn.o", "attn.qkv", "cross.q", "mlp.fc1", "mlp.fc2", "norm"][..];
         assert_eq!(found(&[FULL, FULL, FULL, cross], false), []);
         assert_eq!(found(&[FULL, FULL, FULL, cross], true).len(), 1);
+        let last = &["attn.dense_bias", "attn.o", "attn.qkv", "mlp.fc1", "mlp.fc2", "norm"][..];
+        assert_eq!(found(&[FULL, FULL, last], true), []);
         let mamba = &["mixer.in", "norm"][..];
         assert_eq!(found(&[FULL, mamba, mamba], true), []);
     }

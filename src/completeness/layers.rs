@@ -10,7 +10,7 @@ use crate::names::index::is_number;
 use super::Present;
 use super::announced::{Announced, Role, Said, Tower};
 use super::kin::{Lack, lacks};
-use super::stacks::{Layer, Stack};
+use super::stacks::{Layer, Stack, module};
 use super::{frame, numbers, partners};
 
 /// Lists that Megatron's names have, announced or not.
@@ -24,6 +24,9 @@ const INNER: &str = "transformer_layer.";
 /// A decoder that has one layer less than it says: the first prediction counts (transformers, `modeling_mask2former.py`).
 const MASK_FORMER: &str = "transformer_module";
 
+/// Names that a problem lists at most.
+const LISTED: usize = 10_000;
+
 /// A layer's number and the names in it.
 type Named<'s> = (u64, &'s BTreeSet<Cow<'s, str>>);
 
@@ -35,7 +38,8 @@ pub(super) fn missing(present: &Present<'_>, announced: &Announced<'_>) -> Vec<P
     let mut problems = Vec::new();
     for stack in &present.stacks {
         let said = if is_main(stack, present) { announced.layers(stack.path) } else { None };
-        problems.extend(gaps(stack, said.as_ref(), present));
+        let said = said.map(|said| with_predictions(stack, said, announced));
+        problems.extend(gaps(stack, said.as_ref(), present, announced));
         problems.extend(irregular(stack, present, announced));
     }
     if present.naming == Naming::Canonical {
@@ -56,14 +60,34 @@ fn is_main(stack: &Stack<'_>, present: &Present<'_>) -> bool {
     !is_stage && present.stacks.iter().filter(is_alike).all(|other| other.size < stack.size)
 }
 
+/// The same number with the layers that predict further tokens, where they follow the others: some releases leave all of them out
+/// (DeepSeek V3, GLM 4 MoE).
+fn with_predictions(stack: &Stack<'_>, said: Said, announced: &Announced<'_>) -> Said {
+    let predicts = |(number, layer): (&u64, &Layer<'_>)| *number >= said.value && layer.predicts();
+    match announced.predictions(stack.path).filter(|_| stack.layers.iter().any(predicts)) {
+        Some(further) => {
+            let value = said.value.saturating_add(further.value);
+            Said { value, text: format!("{} and {}", said.text, further.text) }
+        }
+        None => said,
+    }
+}
+
 /// Numbers that no layer has, up to the announced end or the last one there is.
-fn gaps(stack: &Stack<'_>, said: Option<&Said>, present: &Present<'_>) -> Option<Problem> {
+fn gaps(
+    stack: &Stack<'_>,
+    said: Option<&Said>,
+    present: &Present<'_>,
+    announced: &Announced<'_>,
+) -> Option<Problem> {
     if present.naming != Naming::Canonical && !stack.is_of_layers() {
         return None;
     }
     let end = stack.end();
     let wanted = said.map_or(end, |said| said.value.max(end));
-    let gaps = numbers::gaps(stack.layers.keys(), wanted);
+    let mut known = announced.empty_layers(stack.path);
+    known.extend(stack.layers.keys());
+    let gaps = numbers::gaps(&known, wanted);
     if gaps.is_empty() {
         return None;
     }
@@ -78,7 +102,7 @@ fn gaps(stack: &Stack<'_>, said: Option<&Said>, present: &Present<'_>) -> Option
     };
     let message = match said {
         Some(said) if said.value >= end => {
-            let found = stack.layers.len();
+            let found = known.len();
             format!(
                 "{lost}: {}; if the model has {found} layers, say so with --set num_layers={found}",
                 said.text
@@ -116,8 +140,15 @@ fn irregular(stack: &Stack<'_>, present: &Present<'_>, announced: &Announced<'_>
     }
     let mut lacks: Vec<Lack<'_>> =
         kin(stack, announced).iter().flat_map(|group| lacks(group, is_certain)).collect();
-    // What nobody knows need not be in every layer.
-    lacks.iter_mut().for_each(|lack| lack.names.retain(|name| present.is_known(name)));
+    // What nobody knows need not be in every layer, and what cannot be read where it is neither.
+    let is_read = |name: &str| {
+        let has = stack.layers.iter().filter(|(_, layer)| layer.names.contains(name));
+        has.into_iter().any(|(number, _)| {
+            !present.told.contains(format!("{}{number}.{name}", stack.path).as_str())
+        })
+    };
+    let counts = |name: &&str| present.is_known(name) && is_read(name);
+    lacks.iter_mut().for_each(|lack| lack.names.retain(counts));
     lacks.retain(|lack| !lack.names.is_empty());
     let mut alone: BTreeMap<(String, String), BTreeSet<u64>> = BTreeMap::new();
     let has_partners = is_canonical || is_known || frame::is_mixed(stack, present);
@@ -130,7 +161,20 @@ fn irregular(stack: &Stack<'_>, present: &Present<'_>, announced: &Announced<'_>
             }
         }
     }
+    if is_canonical && [DECODER, ENCODER].contains(&stack.path) {
+        for (number, name, beside) in partners::lost_norms(stack) {
+            let own = || lacks.iter().filter(|lack| lack.members.contains(&number));
+            if !own().any(|lack| lack.names.contains(&*name)) {
+                alone.entry((name, beside)).or_default().insert(number);
+            }
+        }
+    }
     let mut problems: Vec<Problem> = lacks.iter().map(|lack| of_lack(stack, lack)).collect();
+    if is_known && !is_canonical {
+        problems.extend(predicting(stack, announced));
+        problems.sort();
+        problems.dedup_by(|one, other| one.tensor == other.tensor);
+    }
     problems.extend(alone.into_iter().map(|((name, beside), layers)| {
         problem(stack, &layers, &[&name], &format!("though {beside} is there"))
     }));
@@ -153,7 +197,7 @@ fn problem(stack: &Stack<'_>, layers: &BTreeSet<u64>, names: &[&str], why: &str)
         1 => first.to_owned(),
         count => format!("{first} and {} more", count - 1),
     };
-    match (layers.first().filter(|_| layers.len() == 1), names) {
+    let found = match (layers.first().filter(|_| layers.len() == 1), names) {
         (Some(layer), [name]) => {
             Problem::of_tensor(format!("{}{layer}.{name}", stack.path), format!("missing, {why}"))
         }
@@ -164,7 +208,10 @@ fn problem(stack: &Stack<'_>, layers: &BTreeSet<u64>, names: &[&str], why: &str)
             let layers = numbers::text_of(layers);
             Problem::of_tensor(stack.list(), format!("layers {layers} lack {lost}, {why}"))
         }
-    }
+    };
+    let of_layer = |layer| names.iter().map(move |name| format!("{}{layer}.{name}", stack.path));
+    let is_listed = layers.len().saturating_mul(names.len()) <= LISTED;
+    found.with_lost(if is_listed { layers.iter().flat_map(of_layer).collect() } else { Vec::new() })
 }
 
 /// Layers within layers that predict further tokens, held against the decoder's of its last kind (Megatron-Core
@@ -174,26 +221,62 @@ fn inner_layers(present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem
     let (Some(decoder), Some(prediction)) = (list(DECODER), list(PREDICTION)) else {
         return Vec::new();
     };
-    let kinds = announced.kinds(decoder);
-    let last = decoder.end() - 1;
-    let kin = decoder.layers.iter().filter(|(number, _)| kinds.of(**number) == kinds.of(last));
-    let kin: Vec<_> = kin.map(|(number, layer)| (*number, &layer.names)).collect();
+    let kin = last_kin(decoder, announced);
     let mut problems = Vec::new();
     for (number, layer) in &prediction.layers {
         let inner = layer.names.iter().filter_map(|name| name.strip_prefix(INNER));
         let inner: BTreeSet<Cow<'_, str>> = inner.map(Cow::from).collect();
-        // Its number is one that no layer of the decoder has.
-        let all = [&kin[..], &[(u64::MAX, &inner)]].concat();
-        let own = lacks(&all, true).into_iter().filter(|lack| lack.members.contains(&u64::MAX));
-        for lack in own.filter(|_| !inner.is_empty()) {
-            let names: Vec<String> =
-                lack.names.iter().map(|name| format!("{INNER}{name}")).collect();
-            let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            let why = "which the last layers of the decoder have";
-            problems.push(problem(prediction, &BTreeSet::from([*number]), &names, why));
-        }
+        problems.extend(of_inner(prediction, *number, (&inner, INNER), &kin));
     }
     problems
+}
+
+/// The layers of the last one's kind that predict no further tokens.
+fn last_kin<'s>(stack: &'s Stack<'_>, announced: &Announced<'_>) -> Vec<Named<'s>> {
+    let kinds = announced.kinds(stack);
+    let own = || stack.layers.iter().filter(|(_, layer)| !layer.predicts());
+    let last = own().next_back().map(|(number, _)| kinds.of(*number));
+    let kin = own().filter(|(number, _)| Some(kinds.of(**number)) == last);
+    kin.map(|(number, layer)| (*number, &layer.names)).collect()
+}
+
+/// Lacks of the layer within a layer of this number, whose names all begin alike, among its kin.
+fn of_inner(
+    stack: &Stack<'_>,
+    number: u64,
+    (inner, front): (&BTreeSet<Cow<'_, str>>, &str),
+    kin: &[Named<'_>],
+) -> Vec<Problem> {
+    // Its number is one that no other layer has.
+    let all: Vec<Named<'_>> =
+        kin.iter().copied().chain([(u64::MAX, inner)]).filter(|_| !inner.is_empty()).collect();
+    let own = lacks(&all, true).into_iter().filter(|lack| lack.members.contains(&u64::MAX));
+    let of_lack = |lack: Lack<'_>| {
+        let names: Vec<String> = lack.names.iter().map(|name| format!("{front}{name}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let why = "which the last layers before it have";
+        problem(stack, &BTreeSet::from([number]), &names, why)
+    };
+    own.map(of_lack).collect()
+}
+
+/// Layers behind the others that predict further tokens, held against the last of those (transformers `modeling_glm4_moe.py`,
+/// DeepSeek V3): all that they have of the same modules.
+fn predicting(stack: &Stack<'_>, announced: &Announced<'_>) -> Vec<Problem> {
+    let kin = last_kin(stack, announced);
+    let modules: BTreeSet<&str> =
+        kin.iter().flat_map(|(_, names)| names.iter()).map(|name| module(name)).collect();
+    let last = kin.iter().map(|(number, _)| *number).max();
+    let behind = stack
+        .layers
+        .iter()
+        .filter(|(number, layer)| layer.predicts() && last.is_some_and(|last| **number > last));
+    let of_layer = |(number, layer): (&u64, &Layer<'_>)| {
+        let inner = layer.names.iter().filter(|name| modules.contains(module(name)));
+        let inner: BTreeSet<Cow<'_, str>> = inner.map(|name| Cow::from(&**name)).collect();
+        of_inner(stack, *number, (&inner, ""), &kin)
+    };
+    behind.flat_map(of_layer).collect()
 }
 
 /// Lists of Megatron's that are announced and of which there is nothing.

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! names ──► stacks      lists of layers, the names in each layer, the experts of each
-//! state ──► announced   numbers of layers and experts, kinds of layers, ties, each with the words for who says so
-//!              │
+//! state ──► announced   numbers of layers and experts, ties, each with the words for who says so
+//!              │             └─► kinds   what tells layers apart (frequency: as text)
 //!              ├─► layers     0 to n-1; layers of one kind have the same names, and what goes together (partners)
 //!              ├─► experts    0 to n-1 in each layer; all with the same names
 //!              ├─► frame      embeddings, final norm, output layer around the layers
+//!              ├─► heads      parts of other heads, which never go without each other
+//!              ├─► listed     tensors that a file names
 //!              └─► optimizer  masters and moments of every weight whose kin have them
 //! ```
 //!
@@ -17,8 +19,12 @@
 mod announced;
 mod experts;
 mod frame;
+mod frequency;
+mod heads;
 mod kin;
+mod kinds;
 mod layers;
+mod listed;
 mod numbers;
 mod optimizer;
 mod partners;
@@ -46,8 +52,11 @@ pub fn missing(catalog: &Catalog) -> Vec<Problem> {
         problems.extend(layers::missing(&present, &announced));
         problems.extend(experts::missing(&present, &announced));
         problems.extend(frame::missing(&present, &announced));
+        problems.extend(heads::missing(&present, &announced));
     }
-    problems.extend(optimizer::missing(&present, &announced));
+    let listed = listed::missing(&present, &problems);
+    problems.extend(optimizer::missing(&present, &announced, !listed.is_empty()));
+    problems.extend(listed);
     problems.retain(|problem| !present.is_told(problem));
     problems
 }

@@ -35,13 +35,20 @@ const NONE: &str = "no optimizer state, which others of its kind have";
 /// The states of each weight.
 type StatesOf<'c> = BTreeMap<&'c str, BTreeSet<&'c str>>;
 
-/// States that are missing, and weights of which only states are there.
-pub(super) fn missing(present: &Present<'_>, announced: &Announced<'_>) -> Vec<Problem> {
+/// States that are missing, and weights of which only states are there, but where a list of them has told of those.
+pub(super) fn missing(
+    present: &Present<'_>,
+    announced: &Announced<'_>,
+    is_listed: bool,
+) -> Vec<Problem> {
     let states = states_of(present);
     if states.is_empty() {
         return Vec::new();
     }
-    let mut problems = Vec::from_iter(without_weight(present, &states));
+    let mut problems = Vec::new();
+    if !is_listed {
+        problems.extend(without_weight(present, &states));
+    }
     problems.extend(without_moment(announced, &states));
     problems.extend(uneven(present, &states));
     if present.catalog.count(Section::Model) > 0 {

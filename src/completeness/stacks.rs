@@ -14,6 +14,9 @@ const LISTS: [&str; 7] = ["layers", "layer", "h", "blocks", "block", "resblocks"
 /// Components that an expert's number follows (Megatron-Core, Hugging Face, DeepSpeed `moe/experts.py`).
 const EXPERTS: [&str; 3] = ["local_experts", "experts", "deepspeed_experts"];
 
+/// The list that a stage of a vision model is.
+const BLOCKS: &str = "blocks";
+
 /// Modules of a layer that predicts further tokens.
 const PREDICTION: [&str; 3] = ["eh_proj", "enorm", "hnorm"];
 
@@ -131,7 +134,10 @@ impl Stack<'_> {
     /// Says whether its members look like layers of a model, and not like stages of a convolution or a list of linears.
     pub(super) fn is_of_layers(&self) -> bool {
         let names = || self.layers.values().flat_map(|layer| &layer.names);
-        let is_stage = |name: &Cow<'_, str>| index(module(name)).is_some();
+        // A stage is a list itself, of numbers or of blocks (transformers `modeling_swin.py`).
+        let is_stage = |name: &Cow<'_, str>| {
+            index(module(name)).is_some() || split_at_number(name, |list| list == BLOCKS).is_some()
+        };
         let is_mixer = |name: &Cow<'_, str>| MIXERS.iter().any(|word| name.contains(word));
         names().any(is_mixer) && !names().any(is_stage)
     }
@@ -169,6 +175,16 @@ mod tests {
         let worded = Some(("ffn.experts.expert_", 7, "fc1.weight"));
         assert_eq!(expert("ffn.experts.expert_7.fc1.weight"), worded);
         assert_eq!(expert("mlp.shared_experts.gate.weight"), None);
+    }
+
+    #[test]
+    fn stages_are_no_layers() {
+        let is_of_layers = |name: &'static str| of([name].into_iter())[0].is_of_layers();
+        assert!(is_of_layers("encoder.layers.0.attention.query.weight"));
+        assert!(is_of_layers("blocks.0.attn.qkv.weight"));
+        assert!(is_of_layers("block.0.layer.0.SelfAttention.attn.q.weight"));
+        assert!(!is_of_layers("encoder.layers.0.blocks.1.attention.query.weight"));
+        assert!(!is_of_layers("encoder.layers.0.1.attention.query.weight"));
     }
 
     #[test]

@@ -3,4 +3,5 @@
 pub mod dcp;
 pub mod safetensors;
 pub mod torch;
+pub mod yaml;
 pub mod zarr;

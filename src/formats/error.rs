@@ -9,6 +9,7 @@ use crate::containers::dcp::DcpError;
 use crate::containers::safetensors::SafetensorsError;
 use crate::containers::torch::TorchError;
 use crate::layout::{LayoutError, RankCoord};
+use crate::storage;
 
 use super::identity::ForeignFile;
 
@@ -23,6 +24,14 @@ pub enum OpenError {
         path: PathBuf,
         /// Error of the system.
         source: io::Error,
+    },
+    /// Nothing there, and by its form the path is one of another place.
+    #[error("{}: no such file or folder; {remedy}", path.display())]
+    Elsewhere {
+        /// The path.
+        path: PathBuf,
+        /// The way to get it here.
+        remedy: &'static str,
     },
     /// Nothing there that any format knows.
     #[error("{}: no checkpoint here: looked for {looked_for}", path.display())]
@@ -122,10 +131,39 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// The same error; where the path is not there, and looks like one of a hub or a store, with the remedy.
+    pub(super) fn with_remedy(self) -> Self {
+        match self {
+            Self::Io { path, source } => match elsewhere(&path) {
+                Some(remedy) if source.kind() == io::ErrorKind::NotFound => {
+                    Self::Elsewhere { path, remedy }
+                }
+                _ => Self::Io { path, source },
+            },
+            other => other,
+        }
+    }
+
     /// Makes of what the system said the error of this file or folder.
     pub(super) fn io(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
         |source| Self::Io { path: path.to_path_buf(), source }
     }
+}
+
+/// The remedy for a path that is one of another place: `s3://bucket/run`, or `org/model` of the Hugging Face hub.
+fn elsewhere(path: &Path) -> Option<&'static str> {
+    let text = path.to_str()?;
+    if text.contains("://") {
+        return Some("nothing is read from a network: download it and name its folder");
+    }
+    let is_part = |part: &str| {
+        part.starts_with(char::is_alphanumeric)
+            && part.chars().all(|char| char.is_ascii_alphanumeric() || "._-".contains(char))
+    };
+    let (owner, model) = text.split_once('/')?;
+    let is_elsewhere = || matches!(storage::is_there(Path::new(owner)), Ok(false));
+    (is_part(owner) && is_part(model) && is_elsewhere())
+        .then_some("if a model of the Hugging Face hub is meant, download it and name its folder")
 }
 
 /// A shard that the layout needs.

@@ -11,11 +11,14 @@
 //!   written by one run in one moment. The value that most of them say is taken for right, so that one stale file is named
 //!   and not all others; the file is named whichever of them is wrong.
 //! - all of them say another iteration than the folder's name, where the software makes that name of the iteration.
+//! - a file bears a sign of another place: a torch file the name under which it was written ([`saved_elsewhere`]), an
+//!   optimizer's the masters of another rank's weights (`megatron_torch/masters.rs`).
 //! - two files of different places have the same bytes, though each holds parts that no other place has.
 //!
 //! No proof, and never held against a file: what it does not say; what training makes different on each rank (random
 //! states, timers, local ranks, devices, hosts, paths, seeds), which formats leave out of [`Witness::facts`]; what the user
-//! sets himself (`--set`). Files swapped between ranks that say the same cannot be known: their shapes are all there is.
+//! sets himself (`--set`). Files swapped between ranks that say the same and bear no sign, as
+//! the data files of a distributed checkpoint, cannot be known: their shapes are all there is.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -28,13 +31,16 @@ use super::error::OpenError;
 use super::format::OpenOptions;
 
 /// A file, its place, and what it says of itself.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Witness {
     pub path: PathBuf,
     /// The words for its place, e.g. `tp 1, pp 0`.
     pub place: String,
     /// The words for what it says to be, where that is another place: `it is rank 0 (tp 0, pp 0)`.
     pub claim: Option<String>,
+    /// The words for a sign that it is another place's, where it says nothing itself: `was saved as ...`
+    /// ([`saved_elsewhere`]).
+    pub sign: Option<String>,
     /// Things that all files of a checkpoint say alike, by name, the most telling ones first.
     pub facts: Vec<(String, PlainValue)>,
     /// The file, where some of its contents are at no other place.
@@ -108,6 +114,22 @@ pub(super) fn shared_args(args: &BTreeMap<String, PlainValue>) -> Vec<(String, P
     args.into_iter().map(|(_, name, value)| (name, value)).collect()
 }
 
+/// The sign that a torch file was written under the name of another place: its archive keeps the name that it had then.
+/// `is_other` tells whether two names are of the same scheme and of different places; any other name, as that of a file that
+/// was renamed or written to a buffer, proves nothing.
+pub(super) fn saved_elsewhere(
+    path: &Path,
+    saved_as: Option<&str>,
+    is_other: impl Fn(&str, &str) -> bool,
+) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let saved_as = match name.rsplit_once('.') {
+        Some((_, ending)) => format!("{}.{ending}", saved_as?),
+        None => saved_as?.to_owned(),
+    };
+    is_other(name, &saved_as).then(|| format!("was saved as {}", short(&saved_as)))
+}
+
 /// The files that contradict their places, the others or the folder's name, in the order of the witnesses.
 ///
 /// # Errors
@@ -138,10 +160,12 @@ pub(super) fn foreign(
             }
         }
     }
+    let copies = copies(files, witnesses)?;
     for (witness, facts) in witnesses.iter().zip(contradictions) {
-        found.extend(line(witness, facts));
+        let is_copy = copies.iter().any(|(copy, _)| std::ptr::eq(*copy, witness));
+        found.extend(line(witness, facts, is_copy));
     }
-    for (copy, original) in copies(files, witnesses)? {
+    for (copy, original) in copies {
         let original = end_of(&original.path);
         let what = format!("has the same bytes as {original}, in the place of {}", copy.place);
         found.push(ForeignFile { path: copy.path.clone(), what });
@@ -228,19 +252,21 @@ impl<'a> Votes<'a> {
     }
 }
 
-/// The line on a file that contradicts its place or the others.
-fn line(witness: &Witness, facts: Vec<String>) -> Option<ForeignFile> {
+/// The line on a file that contradicts its place or the others; the signs of a copy are its original's.
+fn line(witness: &Witness, facts: Vec<String>, is_copy: bool) -> Option<ForeignFile> {
     let count = facts.len();
     let mut says: Vec<String> = witness.claim.clone().into_iter().collect();
     says.extend(facts.into_iter().take(FACTS_SHOWN));
-    if says.is_empty() {
-        return None;
-    }
     if count > FACTS_SHOWN {
         says.push(format!("{} more such things", count - FACTS_SHOWN));
     }
-    let what = format!("says {}, in the place of {}", says.join(", "), witness.place);
-    Some(ForeignFile { path: witness.path.clone(), what })
+    let says = (!says.is_empty()).then(|| format!("says {}", says.join(", ")));
+    let sign = witness.sign.clone().filter(|_| !is_copy);
+    let told: Vec<String> = sign.into_iter().chain(says).collect();
+    (!told.is_empty()).then(|| ForeignFile {
+        path: witness.path.clone(),
+        what: format!("{}, in the place of {}", told.join(", "), witness.place),
+    })
 }
 
 /// Pairs of files with the same bytes, each with the first of them; those whose claims betray them are left out.

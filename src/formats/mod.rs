@@ -28,6 +28,7 @@ mod iterations;
 mod leftovers;
 mod megatron_dist;
 mod megatron_torch;
+mod model_config;
 mod nest;
 mod probe;
 mod roots;
@@ -39,8 +40,9 @@ mod wrappers;
 use std::path::Path;
 use std::rc::Rc;
 
-use crate::catalog::{Catalog, Problem};
+use crate::catalog::{Catalog, Problem, Section};
 use crate::completeness;
+use crate::storage::{self, Target};
 
 pub use error::{MissingFile, MissingShard, OpenError};
 pub use format::{Format, OpenOptions};
@@ -71,14 +73,17 @@ pub static FORMATS: &[Format] = &[
 /// [`OpenError`] where there is no checkpoint, or one that cannot be put together. Single tensors
 /// that cannot be read are among the catalog's problems instead.
 pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let path = path.as_ref();
+    let named_path = path.as_ref();
+    let folder = folder_of_index(named_path).filter(|_| options.format.is_none());
+    let path = folder.unwrap_or(named_path);
     let forced = options.format.as_deref().map(named).transpose()?;
     let choice = Choice { formats: FORMATS, forced };
-    let probe = Probe::new(path)?;
+    let probe = Probe::new(path).map_err(OpenError::with_remedy)?;
     let (format, root) = choice.resolve(Rc::clone(&probe))?;
     let mut catalog = (format.read)(&root, options)?;
     catalog.files.watch(probe.watched());
     catalog.origin.path = path.to_path_buf();
+    catalog.origin.sections.clone_from(&options.sections);
     catalog.given.clone_from(&options.run_args);
     if catalog.origin.resolved.as_os_str().is_empty() {
         catalog.origin.resolved = root.path;
@@ -87,7 +92,8 @@ pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Catalog, Op
     for problem in &mut catalog.problems {
         problem.file.get_or_insert_with(|| catalog.origin.resolved.clone());
     }
-    catalog.notes.splice(0..0, root.notes);
+    let of_index = folder.map(|_| format!("the folder of {}", named_path.display()));
+    catalog.notes.splice(0..0, of_index.into_iter().chain(root.notes));
     let rank_folders = FORMATS.iter().flat_map(|format| format.rank_folders);
     catalog.files.label_by_folder(rank_folders.copied().collect());
     let missing = completeness::missing(&catalog);
@@ -96,9 +102,33 @@ pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Catalog, Op
         catalog.merge_replicas(merge);
     }
     if catalog.tensors.is_empty() && catalog.problems.is_empty() {
-        catalog.problems.push(Problem::of_file(path, "no tensor in this checkpoint"));
+        let message = nothing_text(&options.sections, catalog.origin.left_out);
+        catalog.problems.push(Problem::of_file(path, message));
     }
     Ok(catalog)
+}
+
+/// The folder of a file that says no more than what lies beside it.
+fn folder_of_index(path: &Path) -> Option<&Path> {
+    let name = path.file_name()?.to_str()?;
+    let is_index = name == ".metadata" || name.ends_with(".index.json");
+    let is_file = || matches!(storage::look(path), Ok(Target::File(_)));
+    let folder = path.parent().filter(|_| is_index && is_file())?;
+    Some(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+}
+
+/// Says what is not there of the sections that were to be read.
+fn nothing_text(sections: &[Section], left_out: usize) -> String {
+    let wanted = match sections {
+        [only] => only.contents(),
+        _ => "tensor",
+    };
+    let others = match left_out {
+        0 => String::new(),
+        1 => ", only 1 buffer, which is left out".to_owned(),
+        count => format!(", only {count} buffers, which are left out"),
+    };
+    format!("no {wanted} in this checkpoint{others}")
 }
 
 fn named(name: &str) -> Result<&'static Format, OpenError> {

@@ -10,6 +10,7 @@ use crate::tensor::{LogicalTensor, StoredTensor};
 
 use super::merge::{Merger, RankPart, RankParts, RowBiases};
 use super::numbering::{ExpertNumbers, LayerName, excessive_index, split_expert};
+use super::replicas::{Lacking, lacking};
 use super::rules::Rules;
 use super::unfuse::{RankChunk, RankShards, RankTensor};
 use super::{
@@ -40,6 +41,8 @@ pub struct Assembly {
     pub tied_output: Option<LogicalTensor>,
     /// Tensors that could not be put together, by the name closest to the user's.
     pub problems: Vec<(String, LayoutError)>,
+    /// Files that lack what others of their place hold, among the tensors that could be put together all the same.
+    pub lacking: Vec<Lacking>,
     /// Stored entries that are no weights.
     pub buffers: usize,
     /// Names of which all shards are shape-only.
@@ -121,6 +124,7 @@ impl ShardedModel<'_> {
                 Err(error) => assembly.problems.push((name.to_string(), error)),
             }
         }
+        assembly.lacking.extend(lacking(parts, self.layout, |name| tensors.contains_key(name)));
         tensors
     }
 

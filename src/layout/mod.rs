@@ -16,8 +16,10 @@ mod grid;
 mod merge;
 mod numbering;
 mod rank_order;
+mod replicas;
 pub mod rules;
 mod sections;
+mod stage_layout;
 mod unfuse;
 
 pub use arg_name::ArgName;
@@ -33,6 +35,7 @@ pub use grid::{FolderNaming, ParallelLayout, RankCoord, RankName};
 pub use merge::{Merged, Merger, RankPart, RankParts, RowBiases};
 pub use numbering::{LayerNumbers, ModelChunk, NumberingError};
 pub use rank_order::RankOrder;
+pub use replicas::Lacking;
 pub use unfuse::HeadOrder;
 
 /// Tells whether a canonical name is that of a routed expert's parameter.

@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::names::index;
 
-use super::{ArgName, RunArgs};
+use super::{ArgName, RunArgs, stage_layout};
 
 /// A model chunk: virtual stage and pipeline stage. Ordered as layers are laid out, virtual stage first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -225,6 +225,7 @@ fn stage_sizes(
     let listed = [ArgName::PIPELINE_NUM_TRANSFORMER_LAYERS, ArgName::NUM_LAYER_LIST]
         .iter()
         .find_map(|name| args.sizes(*name))
+        .or_else(|| stage_layout::decoder_layers(args))
         .filter(|sizes| sizes.len() == counts.len() && sizes.iter().sum::<u64>() == declared);
     let sizes = listed
         .or_else(|| uneven_ends(counts, declared, args))
@@ -374,10 +375,13 @@ mod tests {
             ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers");
         let (embedding, loss) =
             ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split");
+        let by_hand = PlainValue::Text("Et|ttt|tttL".to_owned());
+        let by_hand = ("pipeline_model_parallel_layout", by_hand);
         for (given, sizes, starts) in [
             (vec![int("num_layers", 6)], [1, 2, 2], [0, 2, 4]),
             (vec![int("num_layers", 7), int(first, 1), int(last, 2)], [1, 3, 2], [0, 1, 5]),
             (vec![int("num_layers", 7), int(last, 1)], [3, 2, 1], [0, 3, 6]),
+            (vec![int("num_layers", 7), by_hand], [1, 1, 3], [0, 1, 4]),
             (vec![int("num_layers", 7), on(embedding), on(loss)], [2, 2, 2], [0, 2, 5]),
         ] {
             let stages: Vec<(u64, u64, u64)> =

@@ -177,6 +177,16 @@ impl FileSet {
         Ok(self.stamps().any(|(_, own)| own.is_of_same_file(&stamp)))
     }
 
+    /// Tells whether both are the same files in the same order, under whatever names; not if there are none.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        let [own, others] = [self, other].map(|set| set.stamps().map(|(_, stamp)| stamp));
+        let mut pairs = own.zip(others);
+        self.stamps().count() == other.stamps().count()
+            && self.stamps().next().is_some()
+            && pairs.all(|(one, other)| one.is_of_same_file(other))
+    }
+
     /// Adds files that were read elsewhere to those that must not change.
     pub fn watch(&mut self, files: impl IntoIterator<Item = WatchedFile>) {
         self.watched.extend(files);

@@ -130,6 +130,29 @@ fn tensors_inside_an_object_are_tensors() {
 }
 
 #[test]
+fn the_step_that_torchtitan_says_is_held_against_its_folder() {
+    let whole = dict([("step", P::Int(1000))]);
+    for (name, value) in [("train_state.step", P::Int(1000)), ("train_state", whole)] {
+        let saved = folder_of_object("Metadata", name, &value);
+        for (folder, says) in [("step-1000", None), ("step-2000", Some("2000")), ("other", None)] {
+            let root = saved.path().join(folder);
+            fs::create_dir(&root).unwrap();
+            for file in [".metadata", "__0_0.distcp"] {
+                fs::copy(saved.path().join(file), root.join(file)).unwrap();
+            }
+            let found = formats::open(&root, &OpenOptions::default());
+            let found = found.err().map(|error| error.to_string());
+            let said = says
+                .map(|step| format!("its name says train_state.step {step}, its files say 1000"));
+            assert!(
+                found.as_deref().unwrap_or_default().contains(said.as_deref().unwrap_or_default())
+            );
+            assert_eq!(found.is_some(), said.is_some(), "{folder}: {found:?}");
+        }
+    }
+}
+
+#[test]
 fn the_metadata_of_megatron_core_0_15_is_a_subclass() {
     let folder = folder_of_object("MCoreMetadata", "pair", &P::Tuple(vec![crafted::tensor(&[2])]));
     assert_eq!(names_in(&folder), ["pair.0"]);

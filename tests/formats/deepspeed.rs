@@ -277,10 +277,16 @@ fn the_biases_of_row_parallel_layers_are_what_the_configuration_says() {
 fn a_name_without_a_rule_is_a_problem_until_a_rule_is_given() {
     let [one, two] = ["tp1", "tp2pp2"].map(|name| Copied::of(&neox(name)));
     for copied in [&one, &two] {
-        rename_key(&copied.path(), "final_linear.weight", "weird_linear.weight");
+        for front in ["", "6."] {
+            let [from, to] = ["final", "weird"].map(|name| format!("{front}{name}_linear.weight"));
+            rename_key(&copied.path(), &from, &to);
+        }
     }
     let run = compare_with(&one.path(), &two.path(), &[]);
-    run.refuses(&["global_step5: weird_linear.weight: no sharding rule for this name", "--rule"]);
+    run.refuses(&[
+        "global_step5: 06.weird_linear.weight: no sharding rule for this name",
+        "--rule",
+    ]);
     let rule = ["--rule", "weird_linear.weight=column"];
     assert_all_equal(&compare_with(&one.path(), &two.path(), &rule));
 }

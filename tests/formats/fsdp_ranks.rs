@@ -183,3 +183,40 @@ fn placements_that_are_not_read_are_named_with_their_tensor() {
         compare(folder.path(), folder.path()).refuses(&["weight", words]);
     }
 }
+
+/// One rank's file of a model of two layers, with the description beside it.
+fn described(folder: &Path, names: &[&str], config: &str) {
+    let model = dict(names.iter().map(|name| (*name, tensor(&[4, 4]))));
+    fs::create_dir_all(folder.join("huggingface")).unwrap();
+    fs::write(folder.join("model_world_size_1_rank_0.pt"), file(model.pickle())).unwrap();
+    fs::write(folder.join("huggingface/config.json"), config).unwrap();
+}
+
+#[test]
+fn the_description_beside_the_ranks_counts() {
+    let layers = |name: &str| [0, 1].map(|layer| format!("model.layers.{layer}.{name}.weight"));
+    let parts =
+        ["self_attn.q_proj", "self_attn.o_proj", "input_layernorm", "mlp.up_proj", "mlp.down_proj"];
+    let in_layers: Vec<String> = parts.iter().flat_map(|part| layers(part)).collect();
+    let mut names: Vec<&str> = in_layers.iter().map(String::as_str).collect();
+    names.extend(["model.embed_tokens.weight", "model.norm.weight"]);
+    let config = |layers: u64, is_tied: bool| {
+        format!(
+            "{{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \
+             \"num_hidden_layers\": {layers}, \"tie_word_embeddings\": {is_tied}}}"
+        )
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("actor");
+    described(&path, &names, &config(2, true));
+    assert_eq!(inspect(&path)["tied"]["lm_head.weight"], "model.embed_tokens.weight");
+    assert_eq!(compare(&path, &path).code, 0);
+    described(&path, &names, &config(2, false));
+    compare(&path, &path)
+        .refuses(&["lm_head.weight: missing: config.json says tie_word_embeddings=false"]);
+    described(&path, &names, &config(3, true));
+    compare(&path, &path)
+        .refuses(&["model.layers.2: layer 2 is missing: config.json says num_hidden_layers=3"]);
+    described(&path, &names, "{");
+    assert_eq!(compare(&path, &path).code, 0);
+}

@@ -14,6 +14,7 @@ mod common;
 mod dcp;
 mod dcp_hostile;
 mod deepspeed;
+mod described;
 mod fsdp_ranks;
 mod hugging_face;
 mod infinitrain;

@@ -382,3 +382,91 @@ fn ranks_of_deepspeed_are_held_against_each_other() {
     });
     all_say(&copied, &["zero_pp_rank_1_mp", "says global_steps 77 where", "dp rank 1"]);
 }
+
+/// A torch archive keeps the name under which it was written; no test of the files' contents could tell these apart.
+#[test]
+fn files_that_were_saved_under_the_name_of_another_rank_are_named() {
+    for (checkpoint, [one, other], place) in [
+        (
+            "deepspeed/zero/z1/global_step2",
+            [0, 1].map(|rank| format!("bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")),
+            "mp rank 0, dp rank 1",
+        ),
+        (
+            "deepspeed/zero/pipe/global_step2",
+            [0, 1].map(|rank| format!("mp_rank_0{rank}_model_states.pt")),
+            "mp rank 1, dp rank 0",
+        ),
+        (
+            "deepspeed/neox/tp2pp2/global_step5",
+            [0, 1].map(|rank| format!("layer_02-model_0{rank}-model_states.pt")),
+            "layer 2, tp 1",
+        ),
+        (
+            "fsdp/replicas",
+            [0, 2].map(|rank| format!("extra_state_world_size_4_rank_{rank}.pt")),
+            "rank 2",
+        ),
+    ] {
+        let swapped = damaged(checkpoint, |path| swap(&path.join(&one), &path.join(&other)));
+        let line = format!("{other}: was saved as {one}, in the place of {place}");
+        all_say(&swapped, &[&line]);
+        let path = swapped.path();
+        let passed = run([Path::new("check"), &path, Path::new("--allow-foreign-ranks")]);
+        assert!(passed.stdout.contains("let pass by --allow-foreign-ranks"), "{passed:?}");
+    }
+    let copied = damaged("deepspeed/neox/tp2pp2/global_step5", |path| {
+        let layer = |rank| path.join(format!("layer_03-model_0{rank}-model_states.pt"));
+        fs::copy(layer(0), layer(1)).unwrap();
+    });
+    all_say(&copied, &["layer_03-model_01", "saved as layer_03-model_00-model_states.pt"]);
+}
+
+/// Their masters are all that tells these files apart.
+#[test]
+fn optimizers_beside_the_weights_of_another_rank_are_named() {
+    for (checkpoint, [one, other], [place, owner]) in [
+        (
+            "optimizer/dense/tp2dp2-distributed/iter_0000002",
+            ["mp_rank_00", "mp_rank_01"],
+            ["tp 1, pp 0", "tp 0, pp 0"],
+        ),
+        (
+            "optimizer/moe/ep2-distributed/iter_0000002",
+            ["mp_rank_00_000", "mp_rank_00_001"],
+            ["tp 0, pp 0, ep 1", "tp 0, pp 0, ep 0"],
+        ),
+    ] {
+        let file = |path: &Path, rank: &str| path.join(rank).join("distrib_optim.pt");
+        let swapped = damaged(checkpoint, |path| swap(&file(path, one), &file(path, other)));
+        let path = swapped.path();
+        let run = compare_with(&path, &path, &["--section", "optimizer"]);
+        let line = format!(
+            "{other}/distrib_optim.pt: holds the masters of the weights of {owner}, in the place of {place}"
+        );
+        run.refuses(&[&line]);
+    }
+}
+
+/// Without the name under which each was written, as where it went through a buffer.
+#[test]
+fn partitions_tell_by_their_parameters_whose_they_are() {
+    let name = |rank: u32| format!("bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
+    let renamed = |path: &Path, from: u32| {
+        let stem = |rank: u32| name(rank).trim_end_matches(".pt").to_owned();
+        assert!(replace(path, stem(from).as_bytes(), stem(1 - from).as_bytes()) > 0);
+    };
+    let swapped = damaged("deepspeed/zero/z1/global_step2", |path| {
+        swap(&path.join(name(0)), &path.join(name(1)));
+        renamed(&path.join(name(0)), 1);
+        renamed(&path.join(name(1)), 0);
+    });
+    let line = |rank: u32, owner: u32| {
+        format!(
+            "{}: holds the parameters of dp rank {owner}, in the place of mp rank 0, dp rank {rank}",
+            name(rank)
+        )
+    };
+    all_say(&swapped, &[&line(0, 1)]);
+    all_say(&swapped, &[&line(1, 0)]);
+}

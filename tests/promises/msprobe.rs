@@ -339,13 +339,14 @@ fn fault_24_a_lost_layer_is_a_difference_and_named() {
     let listed = format!("only in b: 4 tensors\n{}", lost.concat());
     assert!(run.stderr.contains(&listed), "{}", run.stderr);
     assert!(run.verdict().ends_with(", 4 only in b"), "{}", run.stderr);
-    // Nothing else differs, and that is still a difference.
+    // What is there under another name is lost, whoever leaves that name out.
     let copied = Copied::of(&shallow);
     let (known, other) =
         ("decoder.layers.1.input_layernorm.weight", "decoder.layers.1.input_mystery99.weight");
     rename_key(&copied.path(), known, other);
     let run = compare_with(&shallow, &copied.path(), &["--exclude", other]);
-    assert_eq!(run.code, 1);
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains(&format!("b: {known}: missing")), "{}", run.stderr);
     assert!(run.stderr.contains(&format!("only in a: 1 tensor\n{known}\n")), "{}", run.stderr);
 }
 

@@ -113,6 +113,8 @@ pub(super) struct MetadataMachine {
     interned: usize,
     /// Dotted names of the outer dicts of the state dict.
     parents: Option<BTreeSet<Arc<str>>>,
+    /// Keys of `planner_data`.
+    planned: Vec<Arc<str>>,
     /// Values in containers.
     members: usize,
     /// Values copied from containers with several owners.
@@ -144,6 +146,7 @@ pub(super) fn run(
         numbers: HashSet::new(),
         interned: 0,
         parents: None,
+        planned: Vec::new(),
         members: 0,
         copied: 0,
     };
@@ -275,6 +278,8 @@ impl MetadataMachine {
             }
             (MetadataValue::Planned, true) => {
                 for member in self.stack.split_off(start) {
+                    // Kept once with the names that are described.
+                    self.planned.extend(member.text().cloned());
                     self.add_parents(&member)?;
                     self.release(member);
                 }
@@ -502,6 +507,11 @@ impl MetadataMachine {
     /// Takes those that were seen; none where there is no `planner_data`.
     pub(super) fn take_parents(&mut self) -> Option<BTreeSet<Arc<str>>> {
         self.parents.take()
+    }
+
+    /// Takes the keys of `planner_data`.
+    pub(super) fn take_planned(&mut self) -> Vec<Arc<str>> {
+        std::mem::take(&mut self.planned)
     }
 
     /// Text is kept once: names come again with every chunk of every rank.

@@ -29,6 +29,8 @@ pub struct Metadata {
     /// Dotted names of the dicts at the two outer levels of the state dict, such as `model` and `optimizer.state`: with
     /// them a dot in a name tells levels apart, all other dots are the module's own. None where the metadata does not tell.
     pub parents: Option<BTreeSet<Arc<str>>>,
+    /// Names that were to be saved, as `planner_data` says, and that are neither among the tensors nor among the objects.
+    pub unsaved: Vec<Arc<str>>,
     /// The version of the metadata, which torch writes since 2.10.
     pub version: Option<Arc<str>>,
     /// Its errors, entry by entry.
@@ -185,6 +187,7 @@ struct MetadataBuilder {
     objects: BTreeMap<Arc<str>, Vec<FileSlice>>,
     original_shapes: BTreeMap<Arc<str>, Arc<[u64]>>,
     parents: Option<BTreeSet<Arc<str>>>,
+    planned: Vec<Arc<str>>,
     version: Option<Arc<str>>,
     errors: Vec<EntryError>,
 }
@@ -203,6 +206,7 @@ impl MetadataBuilder {
             objects: BTreeMap::new(),
             original_shapes: BTreeMap::new(),
             parents: None,
+            planned: Vec::new(),
             version: None,
             errors: Vec::new(),
         }
@@ -210,8 +214,16 @@ impl MetadataBuilder {
 
     /// Adds what one metadata file says.
     fn add(&mut self, file: FileId, top: MetadataRecord) {
-        let MetadataRecord { described, mut stored, original_shapes, parents, version, malformed } =
-            top;
+        let MetadataRecord {
+            described,
+            mut stored,
+            original_shapes,
+            parents,
+            planned,
+            version,
+            malformed,
+        } = top;
+        self.planned.extend(planned);
         if let Some(parents) = parents {
             self.parents.get_or_insert_default().extend(parents);
         }
@@ -305,7 +317,12 @@ impl MetadataBuilder {
     }
 
     fn finish(self, ranks: usize) -> Metadata {
-        let Self { file, tensors, objects, original_shapes, parents, version, errors } = self;
+        let Self { file, tensors, objects, original_shapes, parents, planned, version, errors } =
+            self;
+        let mut unsaved = planned;
+        unsaved.retain(|name| !tensors.contains_key(name) && !objects.contains_key(name));
+        unsaved.sort();
+        unsaved.dedup();
         let finished =
             tensors.into_iter().map(|(name, TensorBuilder { dtype, shape, mut chunks })| {
                 // Stable: of the copies by several ranks, that of the first rank comes first.
@@ -320,7 +337,17 @@ impl MetadataBuilder {
                 (name, TensorMeta { dtype, shape, chunks })
             });
         let tensors = finished.collect();
-        Metadata { tensors, objects, original_shapes, parents, version, errors, file, ranks }
+        Metadata {
+            tensors,
+            objects,
+            original_shapes,
+            parents,
+            unsaved,
+            version,
+            errors,
+            file,
+            ranks,
+        }
     }
 }
 

@@ -66,6 +66,8 @@ pub(super) struct MetadataRecord {
     pub(super) original_shapes: Vec<(Arc<str>, Arc<[u64]>)>,
     /// From `planner_data`.
     pub(super) parents: Option<BTreeSet<Arc<str>>>,
+    /// Keys of `planner_data`: all that was to be saved.
+    pub(super) planned: Vec<Arc<str>>,
     /// Since torch 2.10.
     pub(super) version: Option<Arc<str>>,
     /// Entries of the two dicts that are not what they should be.
@@ -235,6 +237,7 @@ fn top(machine: &mut MetadataMachine, state: MetadataValue) -> Option<Record> {
         stored: Vec::new(),
         original_shapes: Vec::new(),
         parents: machine.take_parents(),
+        planned: machine.take_planned(),
         version: version.text().cloned(),
         malformed: 0,
     };

@@ -129,6 +129,9 @@ pub(super) struct DataFile {
     headers: Mutex<HashMap<u64, SharedShardFile>>,
 }
 
+/// The end of the names of safetensors files.
+const SAFETENSORS: &str = ".safetensors";
+
 type SharedShardFile = Result<Arc<ShardFile>, SliceError>;
 
 impl DataFile {
@@ -186,6 +189,13 @@ impl DataFile {
         files: &FileSet,
     ) -> Result<StoredTensor, SliceError> {
         let region = self.region(place, files)?;
+        if place.path.ends_with(SAFETENSORS) || self.has_header(place.offset) {
+            return match self.header(place.offset, files) {
+                Ok(file) => in_safetensors(&file, expected),
+                // An archive under that name.
+                Err(error) => in_archive(files, region, expected).map_err(|_| error),
+            };
+        }
         let found = in_archive(files, region, expected);
         // An archive that the system does not let be read may be one all the same.
         let is_none = match &found {
@@ -195,16 +205,28 @@ impl DataFile {
         if !is_none || !is_safetensors(files, region)? {
             return found;
         }
-        // The offset and length of the metadata are not those of the tensor, which is known by its name alone.
-        let file = self.header(place.offset, files)?;
-        let (offsets, stored) =
-            file.chunk(expected.name).map_err(|what| SliceError::NotInSafetensors { what })?;
-        if *offsets != *expected.chunk.offsets {
-            let what = format!("holds the chunk at {offsets:?} instead");
-            return Err(SliceError::NotInSafetensors { what });
-        }
-        expected.checked(stored.clone())
+        in_safetensors(&*self.header(place.offset, files)?, expected)
     }
+
+    /// Tells whether another slice has shown that a safetensors file starts here.
+    fn has_header(&self, start: u64) -> bool {
+        self.headers.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&start)
+    }
+}
+
+/// The tensor of a chunk in a safetensors file. The offset and length that the metadata says are not the tensor's, which is
+/// known by its name alone.
+fn in_safetensors(
+    file: &ShardFile,
+    expected: &ExpectedChunk<'_>,
+) -> Result<StoredTensor, SliceError> {
+    let (offsets, stored) =
+        file.chunk(expected.name).map_err(|what| SliceError::NotInSafetensors { what })?;
+    if *offsets != *expected.chunk.offsets {
+        let what = format!("holds the chunk at {offsets:?} instead");
+        return Err(SliceError::NotInSafetensors { what });
+    }
+    expected.checked(stored.clone())
 }
 
 /// True where a safetensors file starts with the region; it may be longer.

@@ -4,7 +4,6 @@
 //! ranges is refused, not unpacked. The archive may lie anywhere in a file: all offsets count from the region's start.
 //! Nothing depends on torch's 64-byte alignment, which other writers (Python's `zipfile`) do not keep.
 
-use std::collections::HashMap;
 use std::io;
 
 use rawzip::{CompressionMethod, ReaderAt, ZipArchive, ZipFileHeaderRecord};
@@ -30,7 +29,8 @@ pub struct ZipEntry {
 #[derive(Debug)]
 pub struct Archive {
     entries: Vec<ZipEntry>,
-    by_name: HashMap<String, usize>,
+    /// Their indices in the order of the names.
+    by_name: Vec<usize>,
 }
 
 /// An archive cannot be used.
@@ -144,7 +144,8 @@ pub enum ArchiveError {
 /// An entry of the directory whose local header is still to be read.
 struct Listed {
     name: String,
-    raw_name: Vec<u8>,
+    /// The bytes of the name, where they are no UTF-8.
+    raw_name: Option<Vec<u8>>,
     flags: u16,
     header: u64,
     len: u64,
@@ -162,11 +163,12 @@ impl Archive {
 
     pub(super) fn read(peek: &Peek<'_>) -> Result<Self, ArchiveError> {
         let (listed, directory) = list(peek)?;
-        let mut by_name = HashMap::with_capacity(listed.len());
-        for (index, entry) in listed.iter().enumerate() {
-            if by_name.insert(entry.name.clone(), index).is_some() {
-                return Err(ArchiveError::Duplicate { name: entry.name.clone() });
-            }
+        let mut by_name: Vec<usize> = (0..listed.len()).collect();
+        by_name.sort_unstable_by_key(|&index| listed[index].name.as_str());
+        if let Some(twice) =
+            by_name.windows(2).find(|pair| listed[pair[0]].name == listed[pair[1]].name)
+        {
+            return Err(ArchiveError::Duplicate { name: listed[twice[0]].name.clone() });
         }
         let entries = locate(peek, listed, directory)?;
         Ok(Self { entries, by_name })
@@ -181,7 +183,15 @@ impl Archive {
     /// The record of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&ZipEntry> {
-        self.by_name.get(name).and_then(|&index| self.entries.get(index))
+        let name_of = |&index: &usize| self.entries[index].name.as_str();
+        let place = self.by_name.binary_search_by_key(&name, name_of).ok()?;
+        self.entries.get(self.by_name[place])
+    }
+
+    /// The records, in the order of the directory.
+    #[must_use]
+    pub fn into_entries(self) -> Vec<ZipEntry> {
+        self.entries
     }
 }
 
@@ -243,8 +253,13 @@ fn over(found: u64) -> OverLimit {
 }
 
 fn list_entry(record: &ZipFileHeaderRecord<'_>) -> Result<Listed, ArchiveError> {
-    let raw_name = record.file_path().as_ref().to_vec();
-    let name = String::from_utf8_lossy(&raw_name).into_owned();
+    let (name, raw_name) = match String::from_utf8(record.file_path().as_ref().to_vec()) {
+        Ok(name) => (name, None),
+        Err(error) => {
+            let raw_name = error.into_bytes();
+            (String::from_utf8_lossy(&raw_name).into_owned(), Some(raw_name))
+        }
+    };
     let flags = record.flags();
     if flags.is_encrypted() || flags.has_strong_encryption() || flags.is_masked() {
         return Err(ArchiveError::Encrypted { name });
@@ -314,14 +329,15 @@ fn has_sums(listed: &[Listed]) -> bool {
 
 /// Offset of the data of an entry, if its local header is that entry's.
 fn data_start(window: &mut ReadAhead<'_>, entry: &Listed) -> Result<Option<u64>, io::Error> {
-    let Some(header) = window.get(entry.header, LOCAL_HEADER + entry.raw_name.len())? else {
+    let raw_name = entry.raw_name.as_deref().unwrap_or(entry.name.as_bytes());
+    let Some(header) = window.get(entry.header, LOCAL_HEADER + raw_name.len())? else {
         return Ok(None);
     };
     let (fixed, name) = header.split_at(LOCAL_HEADER);
     let number = |at: usize| u64::from(u16::from_le_bytes([fixed[at], fixed[at + 1]]));
     let is_same = fixed.starts_with(LOCAL_SIGNATURE)
-        && number(NAME_LEN_AT) == entry.raw_name.len() as u64
-        && name == entry.raw_name
+        && number(NAME_LEN_AT) == raw_name.len() as u64
+        && name == raw_name
         && number(FLAGS_AT) == u64::from(entry.flags)
         && number(METHOD_AT) == u64::from(CompressionMethod::STORE.as_u16());
     let extra_len = number(EXTRA_LEN_AT);

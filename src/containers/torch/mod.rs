@@ -58,6 +58,7 @@ pub struct TorchFile {
     root: ValueId,
     storages: Storages,
     container: Container,
+    saved_as: Option<Box<str>>,
 }
 
 /// A file cannot be opened.
@@ -148,7 +149,7 @@ impl TorchFile {
             Container::Zip => Self::open_zip(&peek),
             Container::Legacy => {
                 let (values, root, storages) = legacy::open(files, region)?;
-                Ok(Self { values, root, storages, container: Container::Legacy })
+                Ok(Self { values, root, storages, container: Container::Legacy, saved_as: None })
             }
         }
     }
@@ -166,12 +167,13 @@ impl TorchFile {
         let foreign = globals::foreign(&bytes);
         drop(bytes);
         note_globals(peek, &archive, (data_pkl, foreign), &storage_folder)?;
-        let by_key: HashMap<String, Region> = archive
-            .entries()
-            .iter()
-            .filter_map(|entry| {
-                let key = entry.name.strip_prefix(&storage_folder)?;
-                Some((key.to_owned(), entry.region))
+        let saved_as = folder.strip_suffix('/').map(Into::into);
+        let storages = archive.into_entries().into_iter();
+        let storages = storages.filter(|entry| entry.name.starts_with(&storage_folder));
+        let by_key: HashMap<String, Region> = storages
+            .map(|ZipEntry { mut name, region, .. }| {
+                name.drain(..storage_folder.len());
+                (name, region)
             })
             .collect();
         let empty = Region { len: 0, ..peek.region };
@@ -180,6 +182,7 @@ impl TorchFile {
             root: pickle.root,
             storages: Storages { by_key, byte_order, empty },
             container: Container::Zip,
+            saved_as,
         })
     }
 
@@ -215,6 +218,14 @@ impl TorchFile {
     #[must_use]
     pub fn container(&self) -> Container {
         self.container
+    }
+
+    /// The name that the file had when it was written, without its ending: torch calls the folder of its records so
+    /// (`caffe2/serialize/inline_container.cc`: `PyTorchStreamWriter`, torch 1.6 to 2.9). `archive` where it wrote to a buffer
+    /// or knew no name; `None` where other software put the records into no folder, and in a stream.
+    #[must_use]
+    pub fn saved_as(&self) -> Option<&str> {
+        self.saved_as.as_deref()
     }
 
     /// Byte order of all storages of the file.

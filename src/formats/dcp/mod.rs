@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 use crate::base::limits::{ENTRY, LIMITS, OVER_METADATA};
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Listing, Origin, Problem, Section};
 use crate::containers::dcp::{Checkpoint, EntryError, METADATA, Metadata, SliceError};
 use crate::containers::torch::TorchFile;
 use crate::names::Name;
@@ -22,9 +22,12 @@ use crate::tensor::LogicalTensor;
 
 use super::error::{MissingFile, OpenError};
 use super::format::{Format, OpenOptions};
+use super::identity::{FolderStep, Witness, foreign, refuse};
 use super::nest::tensors_of;
 use super::probe::{OpenedMetadata, Probe};
-use super::roots::{Claim, FILE, METADATA as EVIDENCE, Root, Score, newest_note, numbered};
+use super::roots::{
+    Claim, FILE, METADATA as EVIDENCE, Root, Score, newest_note, numbered, step_behind,
+};
 use super::state::{scalar, state_of};
 use super::walk::joined;
 use super::wrappers::is_flat_parameter;
@@ -42,6 +45,10 @@ pub(super) const FORMAT: Format = Format {
 
 /// Prefixes of the folders of torchtitan and others that hold the checkpoint of one step each.
 const STEPS: [&str; 2] = ["step-", "step_"];
+
+/// The step at which torchtitan saved a checkpoint, which is also that of the folder's name, `step-1000`
+/// (`torchtitan/components/checkpoint.py`: `_create_checkpoint_id`; `torchtitan/train.py`: `state_dict`, v0.1 to v0.2).
+const STEP: &str = "train_state.step";
 
 /// End of the names of data files (torch 2.1 to 2.15, `torch/distributed/checkpoint/filesystem.py`, `DEFAULT_SUFFIX`).
 const DATA_FILE: &str = ".distcp";
@@ -96,7 +103,8 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         }
         KeyMeaning::Model(_) => options.wants(Section::Model),
         KeyMeaning::Optimizer(_) => options.wants(Section::Optimizer),
-        KeyMeaning::State(_) | KeyMeaning::Buffer => false,
+        KeyMeaning::State(name) => name == STEP,
+        KeyMeaning::Buffer => false,
     };
     let wanted: HashSet<Arc<str>> = metadata
         .tensors
@@ -120,6 +128,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     };
     let catalog = CatalogBuilder::new(origin, files);
     let mut reading = CatalogReader { names, catalog, stored: HashMap::new() };
+    reading.list(&checkpoint.metadata, options);
     for error in std::mem::take(&mut checkpoint.metadata.errors) {
         let is_of_optimizer =
             error.name.as_ref().is_some_and(|name| reading.names.is_of_optimizer(name));
@@ -133,6 +142,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     }
     reading.add_state(&checkpoint, |key| wanted.contains(key), options);
     reading.count_left_out(&checkpoint.metadata);
+    reading.count_unread(&checkpoint.metadata, options);
     for (file, bytes) in &checkpoint.behind {
         let leftover = Problem::bytes_behind(reading.catalog.files().path(*file), *bytes);
         reading.catalog.leftover(leftover);
@@ -146,6 +156,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             Err(error) => reading.catalog.problem(Problem::of_tensor(&*key, error)),
         }
     }
+    reading.check_step(root, options)?;
     Ok(reading.catalog.finish())
 }
 
@@ -162,13 +173,10 @@ impl CatalogReader {
         let EntryError { file, name, message } = error;
         let file = file.map(|file| self.catalog.files().path(file).to_path_buf());
         let tensor = name.map(|name| name.to_string());
-        self.catalog.problem(Problem { file, tensor, message });
+        self.catalog.problem(Problem { file, tensor, message, ..Problem::default() });
     }
 
     fn add_tensor(&mut self, key: &Arc<str>, tensor: LogicalTensor) {
-        let (KeyMeaning::Model(name) | KeyMeaning::Optimizer(name)) = self.names.read(key) else {
-            return;
-        };
         if self.names.is_beside_model(key)
             && !self.names.is_of_optimizer(key)
             && tensor.numel() == 1
@@ -178,6 +186,9 @@ impl CatalogReader {
             self.catalog.add_state(&path, [(self.names.of_object(key).to_owned(), value)]);
             return;
         }
+        let (KeyMeaning::Model(name) | KeyMeaning::Optimizer(name)) = self.names.read(key) else {
+            return;
+        };
         let name = Name::new(name);
         if let Some(other) = self.stored.insert(name.clone(), Arc::clone(key)) {
             let message = format!("{other} and {key} are one name without what wrappers add to it");
@@ -274,6 +285,61 @@ impl CatalogReader {
         }
     }
 
+    /// Holds the step that torchtitan says against the one in the name that it gave to the folder.
+    fn check_step(&mut self, root: &Root, options: &OpenOptions) -> Result<(), OpenError> {
+        let state = self.catalog.state();
+        let whole = || state.get(STEP.split('.').next()?)?.as_map()?.get("step");
+        let said = state.get(STEP).or_else(whole);
+        let name = root.probe.name();
+        if let (Some(said), Some(step)) = (said, step_behind(STEPS[0], &name)) {
+            let witness = Witness {
+                path: root.path.join(METADATA),
+                place: name,
+                facts: vec![(STEP.to_owned(), said.clone())],
+                ..Witness::default()
+            };
+            let folder = FolderStep { path: &root.path, step, fact: STEP };
+            let found = foreign(self.catalog.files(), &[witness], Some(&folder), options)?;
+            self.catalog.notes(refuse(found, options)?);
+        }
+        Ok(())
+    }
+
+    /// Lists what there should be: what was to be saved, and the weights of which the optimizer has something. Objects of single
+    /// ranks need not have been saved; tensors end as others do.
+    fn list(&mut self, metadata: &Metadata, options: &OpenOptions) {
+        let last = |key: &str| key.rsplit('.').next().unwrap_or(key).to_owned();
+        let lasts: HashSet<String> = metadata.tensors.keys().map(|key| last(key)).collect();
+        let planned = metadata.unsaved.iter().filter(|key| lasts.contains(&last(key)));
+        let wanted = |key: &Arc<str>| match self.names.read(key) {
+            KeyMeaning::Model(name) if options.wants(Section::Model) => Some(Name::new(name)),
+            KeyMeaning::Optimizer(name) if options.wants(Section::Optimizer) => {
+                Some(Name::new(name))
+            }
+            _ => None,
+        };
+        let names = planned.filter_map(wanted).collect();
+        let words = format!("planner_data of {METADATA} lists it");
+        self.catalog.list(Listing { words, names, is_certain: true });
+        if !options.wants(Section::Model) {
+            return;
+        }
+        let keys = metadata.tensors.keys().chain(metadata.objects.keys());
+        let names = keys.filter_map(|key| self.names.weight_of(key)).map(Name::new).collect();
+        let words = "the optimizer knows it".to_owned();
+        self.catalog.list(Listing { words, names, is_certain: false });
+    }
+
+    /// Counts the tensors of the optimizer, where they are not to be read.
+    fn count_unread(&mut self, metadata: &Metadata, options: &OpenOptions) {
+        let is_of_optimizer =
+            |key: &&Arc<str>| matches!(self.names.read(key), KeyMeaning::Optimizer(_));
+        let count = metadata.tensors.keys().filter(is_of_optimizer).count();
+        if count > 0 && !options.wants(Section::Optimizer) {
+            self.catalog.origin.unread.insert(Section::Optimizer, Some(count));
+        }
+    }
+
     /// Counts what is no weight, and says what else a user should know of the names.
     fn count_left_out(&mut self, metadata: &Metadata) {
         let mut of_run = Vec::new();
@@ -281,9 +347,9 @@ impl CatalogReader {
         for key in metadata.tensors.keys() {
             match self.names.read(key) {
                 KeyMeaning::Buffer => self.catalog.origin.left_out += 1,
-                KeyMeaning::State(name) => of_run.push(name),
+                KeyMeaning::State(name) if name != STEP => of_run.push(name),
                 KeyMeaning::Model(name) if is_flat_parameter(&name) => flat.push(name),
-                KeyMeaning::Model(_) | KeyMeaning::Optimizer(_) => {}
+                KeyMeaning::Model(_) | KeyMeaning::Optimizer(_) | KeyMeaning::State(_) => {}
             }
         }
         self.catalog.origin.left_out += of_run.len();

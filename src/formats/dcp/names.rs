@@ -102,6 +102,17 @@ impl KeyForm {
         if is_buffer(&weight) { KeyMeaning::Buffer } else { KeyMeaning::Model(weight) }
     }
 
+    /// The weight that an entry of the optimizer is about: `state.<weight>.<state>`, `param_groups.<weight>.<option>`.
+    pub(super) fn weight_of(&self, key: &str) -> Option<String> {
+        let own = key.strip_prefix(&*self.object).unwrap_or(key);
+        let own = optimizer(own).or(self.is_bare_optimizer.then_some(own))?;
+        let fronts = ["state.", "param_groups."];
+        let (weight, _) =
+            fronts.iter().find_map(|front| own.strip_prefix(front))?.rsplit_once('.')?;
+        let is_number = weight.bytes().all(|byte| byte.is_ascii_digit());
+        (!is_number).then(|| without_wrappers(weight))
+    }
+
     /// The name of an object that is no tensor: the key without what is in front of all.
     pub(super) fn of_object<'a>(&self, key: &'a str) -> &'a str {
         key.strip_prefix(&*self.object).unwrap_or(key)

@@ -4,6 +4,7 @@
 //! `_get_expert_ckpt_name`, `_get_optimizer_ckpt_name`; `runtime/pipe/module.py`: `ckpt_layer_path`).
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::path::PathBuf;
 
 use crate::base::limits::LIMITS;
@@ -96,6 +97,18 @@ fn kind_of(name: &str) -> Option<Kind> {
 fn expert_rank(layer: Option<u64>, text: &str) -> Option<Kind> {
     let (expert, mp) = text.strip_suffix("_model_states")?.split_once("_mp_rank_")?;
     Some(Kind::Expert { layer, expert: number(expert)?, mp: number(mp)? })
+}
+
+/// Tells whether these are the names of two files of one kind and of different ranks or layers.
+pub(super) fn are_of_different_places(name: &str, other: &str) -> bool {
+    let place = |name| {
+        Some(match kind_of(name)? {
+            Kind::Layer { layer, tp } => Kind::Layer { layer, tp: tp.or(Some(0)) },
+            kind => kind,
+        })
+    };
+    let (Some(one), Some(other)) = (place(name), place(other)) else { return false };
+    mem::discriminant(&one) == mem::discriminant(&other) && one != other
 }
 
 fn is_universal(tag: &Probe) -> Result<bool, OpenError> {
@@ -214,6 +227,11 @@ impl Folder {
         Ok(folder)
     }
 
+    /// Tells whether there are files of the optimizer.
+    pub(super) fn has_optimizer(&self) -> bool {
+        !self.zero.is_empty() || !self.expert_optimizers.is_empty() || self.universal.is_some()
+    }
+
     /// The files of experts that should be there as `count` says of a layer, or as its highest number does.
     pub(super) fn missing_experts(&self, count: impl Fn(u64) -> Option<u64>) -> Vec<String> {
         let mut highest: BTreeMap<(Option<u64>, u64), u64> = BTreeMap::new();
@@ -275,6 +293,24 @@ mod tests {
         ];
         for (name, kind) in cases {
             assert_eq!(kind_of(name), kind, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_one_kind_tell_places_apart() {
+        for (name, other, are_different) in [
+            ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt", true),
+            ("mp_rank_00_model_states.pt", "archive.pt", false),
+            ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_01_model_states.pt", false),
+            ("layer_03-model_states.pt", "layer_03-model_00-model_states.pt", false),
+            ("layer_03-model_00-model_states.pt", "layer_03-model_01-model_states.pt", true),
+            (
+                "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+                "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+                false,
+            ),
+        ] {
+            assert_eq!(are_of_different_places(name, other), are_different, "{name}, {other}");
         }
     }
 }

@@ -1,20 +1,24 @@
-//! The files of a tag against each other: what each says of the run, and partitions that are there twice.
+//! The files of a tag against each other and their places: what each says of the run, and partitions that are there twice.
 //!
-//! A file does not say its own rank. The tag is any text that the user likes, so that a number in it proves nothing: one
+//! A file does not say its own rank but by the name under which it was written, which a torch archive keeps, and a partition
+//! by the parameters that it holds. The tag is any text that the user likes, so that a number in it proves nothing: one
 //! that is not that of the files is noted (DeepSpeed 0.3 to 0.19, `runtime/engine.py`: `_save_checkpoint`,
 //! `_save_zero_checkpoint`; `runtime/zero/stage_1_and_2.py`, `stage3.py`: `state_dict`).
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::base::plain::PlainValue;
 use crate::formats::error::OpenError;
 use crate::formats::format::OpenOptions;
-use crate::formats::identity::{Witness, foreign, refuse, shared_args};
+use crate::formats::identity::{Witness, foreign, refuse, saved_elsewhere, shared_args};
 use crate::formats::roots::{DEEPSPEED, step_behind};
 use crate::storage::{FileId, FileSet};
 
+use super::folder::are_of_different_places;
 use super::ranks::Run;
-use super::states::{ModelStates, Tensors, ZeroStates};
+use super::states::{BareStates, ModelStates, Tensors, ZeroStates};
+use super::zero;
 
 /// What every file with model states says of the run.
 const SHARED: [&str; 3] = ["dp_world_size", "global_samples", "skipped_steps"];
@@ -51,9 +55,10 @@ pub(super) fn check_models(
         Witness {
             path: model.path.clone(),
             place: place(*mp, *dp),
-            claim: None,
+            sign: sign(&model.path, model.saved_as.as_deref()),
             facts,
             unique: is_unique.then_some(*file),
+            ..Witness::default()
         }
     };
     let witnesses: Vec<Witness> = models.iter().map(witness).collect();
@@ -66,10 +71,21 @@ pub(super) fn check_models(
 /// There are some, or a file cannot be read.
 pub(super) fn check_partitions(
     partitions: &BTreeMap<(u64, u64), (FileId, ZeroStates)>,
+    models: &BTreeMap<u64, Vec<ModelStates>>,
     files: &FileSet,
     options: &OpenOptions,
 ) -> Result<Vec<String>, OpenError> {
+    let mut owners: BTreeMap<(u64, u64), usize> = BTreeMap::new();
+    for (mp, models) in models {
+        let of_rank = partitions.range((*mp, 0)..=(*mp, u64::MAX));
+        let (places, ranks): (Vec<_>, Vec<_>) = of_rank.map(|(at, (_, rank))| (*at, rank)).unzip();
+        let shapes = models.first().map_or(&[][..], |model| &model.param_shapes);
+        let found = places.into_iter().zip(zero::owners(shapes, &ranks));
+        owners.extend(found.filter_map(|(at, owner)| Some((at, owner?))));
+    }
     let witness = |((mp, dp), (file, states)): (&(u64, u64), &(FileId, ZeroStates))| {
+        let owner = owners.get(&(*mp, *dp));
+        let owner = owner.map(|owner| format!("holds the parameters of dp rank {owner}"));
         // Stages have other groups, but share the largest one out among as many ranks.
         let count = states.partitions.iter().max().and_then(|count| i64::try_from(*count).ok());
         let count = count.map(|count| ("partition_count".to_owned(), PlainValue::Int(count)));
@@ -81,13 +97,38 @@ pub(super) fn check_partitions(
         Witness {
             path: states.path.clone(),
             place: place(*mp, *dp),
-            claim: None,
+            sign: sign(&states.path, states.saved_as.as_deref()).or(owner),
             facts,
             unique: is_unique.then_some(*file),
+            ..Witness::default()
         }
     };
     let witnesses: Vec<Witness> = partitions.iter().map(witness).collect();
     refuse(foreign(files, &witnesses, None, options)?, options)
+}
+
+/// Refuses layers and experts that were written as those of other places, or notes that they are let pass. Nothing else is held
+/// against them: a layer of norms is the same on every rank.
+///
+/// # Errors
+/// There are some.
+pub(super) fn check_bare<'a>(
+    places: impl Iterator<Item = (String, &'a BareStates)>,
+    files: &FileSet,
+    options: &OpenOptions,
+) -> Result<Vec<String>, OpenError> {
+    let witness = |(place, BareStates { path, saved_as, .. }): (String, &BareStates)| Witness {
+        path: path.clone(),
+        place,
+        sign: sign(path, saved_as.as_deref()),
+        ..Witness::default()
+    };
+    let witnesses: Vec<Witness> = places.map(witness).collect();
+    refuse(foreign(files, &witnesses, None, options)?, options)
+}
+
+fn sign(path: &Path, saved_as: Option<&str>) -> Option<String> {
+    saved_elsewhere(path, saved_as, are_of_different_places)
 }
 
 /// A note on a tag with another number than that of the step, by either of the two names that it goes by.

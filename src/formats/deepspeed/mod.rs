@@ -58,8 +58,11 @@ fn read(tag: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     // They have the shapes of the masters, where those do not say them.
     let needs_shapes = !folder.zero.is_empty()
         && run.models.values().flatten().all(|model| model.param_shapes.is_empty());
-    let layers =
-        if wants_model || needs_shapes { run.read_layers(&mut files)? } else { Vec::new() };
+    let (layers, notes) = match wants_model || needs_shapes {
+        true => run.read_layers(&mut files, options)?,
+        false => (Vec::new(), Vec::new()),
+    };
+    run.notes.extend(notes);
     let names = run.layer_names(&layers);
     let miscounted = run.check_layers(&names, &layers)?;
     let mut whole = Whole::new(&run, names, &files);
@@ -68,10 +71,14 @@ fn read(tag: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         whole.read_masters(&layers, &mut files, options)?;
     }
     if wants_model {
-        whole.add_model(layers, &mut files)?;
+        whole.add_model(layers, &mut files, options)?;
     }
     if options.wants(Section::Optimizer) {
         whole.add_optimizer();
     }
-    Ok(whole.into_catalog(tag, files, options))
+    let mut catalog = whole.into_catalog(tag, files, options);
+    if folder.has_optimizer() && !options.wants(Section::Optimizer) {
+        catalog.origin.unread.insert(Section::Optimizer, None);
+    }
+    Ok(catalog)
 }

@@ -18,7 +18,7 @@ use super::config;
 use super::folder::Folder;
 use super::identity;
 use super::pipeline::{LayerNames, split_layer};
-use super::states::{self, ModelStates, Tensors, ZeroStates, file_name};
+use super::states::{BareStates, ModelStates, ZeroStates, file_name};
 
 /// The place of the weights of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,9 +57,7 @@ type Noted<T> = (BTreeMap<u64, Vec<T>>, Vec<String>);
 pub(super) struct Layer {
     pub number: u64,
     pub tp: u64,
-    pub tensors: Tensors,
-    pub left_out: usize,
-    pub problems: Vec<Problem>,
+    pub states: BareStates,
 }
 
 fn missing(files: impl IntoIterator<Item = (PathBuf, String)>) -> Result<(), OpenError> {
@@ -164,16 +162,25 @@ impl<'a> Run<'a> {
         (mp / self.tp, mp % self.tp)
     }
 
-    /// Reads all layer files.
-    pub(super) fn read_layers(&self, files: &mut FileSet) -> Result<Vec<Layer>, OpenError> {
+    /// Reads all layer files, with notes on those that the user lets pass.
+    pub(super) fn read_layers(
+        &self,
+        files: &mut FileSet,
+        options: &OpenOptions,
+    ) -> Result<(Vec<Layer>, Vec<String>), OpenError> {
         let added = self.folder.layers.iter().map(|(rank, path)| Ok((*rank, add(files, path)?)));
         let added: Vec<((u64, u64), FileId)> = added.collect::<Result<_, OpenError>>()?;
         let files = &*files;
         let read = |((number, tp), file): &((u64, u64), FileId)| {
-            let (tensors, left_out, problems) = states::layer(files, *file)?;
-            Ok(Layer { number: *number, tp: *tp, tensors, left_out, problems })
+            let states = BareStates::read(files, *file)?;
+            Ok(Layer { number: *number, tp: *tp, states })
         };
-        added.par_iter().map(read).collect()
+        let layers: Vec<Layer> = added.par_iter().map(read).collect::<Result<_, OpenError>>()?;
+        let places = layers
+            .iter()
+            .map(|Layer { number, tp, states }| (format!("layer {number}, tp {tp}"), states));
+        let notes = identity::check_bare(places, files, options)?;
+        Ok((layers, notes))
     }
 
     /// The names of the layers, by their keys.
@@ -183,7 +190,7 @@ impl<'a> Run<'a> {
         }
         let in_files = layers
             .iter()
-            .flat_map(|layer| layer.tensors.iter().map(|(key, _)| (layer.number, &**key)));
+            .flat_map(|layer| layer.states.tensors.iter().map(|(key, _)| (layer.number, &**key)));
         let stored = self.firsts().flat_map(|(_, model)| {
             let stored = model.module.iter().flatten().map(|(name, _)| &**name);
             stored.chain(model.params().map(|(name, _)| &**name)).filter_map(split_layer)
@@ -246,8 +253,11 @@ impl<'a> Run<'a> {
     ) -> Option<Problem> {
         let stages = self.firsts().filter(|(mp, _)| self.coord(*mp).1 == 0);
         let known: Option<usize> = stages.map(|(_, model)| model.optimizer_params).sum();
-        let held: usize =
-            layers.iter().filter(|layer| layer.tp == 0).map(|layer| layer.tensors.len()).sum();
+        let held: usize = layers
+            .iter()
+            .filter(|layer| layer.tp == 0)
+            .map(|layer| layer.states.tensors.len())
+            .sum();
         let known = known.filter(|known| *known > held)?;
         let last = present.last().copied().unwrap_or(0);
         let gaps = (0..=last + 1).filter(|layer| !present.contains(layer)).take(8);
@@ -283,7 +293,7 @@ impl<'a> Run<'a> {
             .map(|(rank, file)| Ok((*rank, (*file, ZeroStates::read(files, *file)?))));
         let read: BTreeMap<(u64, u64), _> = read.collect::<Result<_, OpenError>>()?;
         // Told after what their number says.
-        let notes = identity::check_partitions(&read, files, options);
+        let notes = identity::check_partitions(&read, &self.models, files, options);
         let mut by_rank: BTreeMap<u64, Vec<ZeroStates>> = BTreeMap::new();
         for ((mp, _), (_, states)) in read {
             let content = |what: String| OpenError::Content { path: states.path.clone(), what };

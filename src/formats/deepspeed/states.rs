@@ -45,6 +45,8 @@ const STATE_ENTRIES: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct ModelStates {
     pub path: PathBuf,
+    /// The name under which it was written, without its ending.
+    pub saved_as: Option<String>,
     /// The module's state dict; `None` where the weights are in layer files.
     pub module: Option<Tensors>,
     pub buffer_names: BTreeSet<String>,
@@ -74,6 +76,8 @@ pub(super) struct ModelStates {
 #[derive(Debug, Default)]
 pub(super) struct ZeroStates {
     pub path: PathBuf,
+    /// The name under which it was written, without its ending.
+    pub saved_as: Option<String>,
     pub is_stage3: bool,
     /// Ranks that share each group, or all of them.
     pub partitions: Vec<u64>,
@@ -113,16 +117,31 @@ fn own_name(name: &str) -> &str {
     name.trim_start_matches("module.")
 }
 
-/// A bare state dict: a layer of a pipeline, or an expert.
-pub(super) fn layer(
-    files: &FileSet,
-    file: FileId,
-) -> Result<(Tensors, usize, Vec<Problem>), OpenError> {
-    let torch = open_torch(files, file)?;
-    let mut bounds = Bounds::of_torch(files.path(file), &torch);
-    let mut left_out = 0;
-    let tensors = tensors(&torch, torch.root(), &mut bounds, &mut left_out);
-    Ok((tensors, left_out, bounds.into_problems()))
+fn saved_as(torch: &TorchFile) -> Option<String> {
+    torch.saved_as().map(str::to_owned)
+}
+
+/// A file with a bare state dict: a layer of a pipeline, or an expert.
+#[derive(Debug)]
+pub(super) struct BareStates {
+    pub path: PathBuf,
+    /// The name under which it was written, without its ending.
+    pub saved_as: Option<String>,
+    pub tensors: Tensors,
+    pub left_out: usize,
+    pub problems: Vec<Problem>,
+}
+
+impl BareStates {
+    pub(super) fn read(files: &FileSet, file: FileId) -> Result<Self, OpenError> {
+        let torch = open_torch(files, file)?;
+        let path = files.path(file).to_path_buf();
+        let mut bounds = Bounds::of_torch(&path, &torch);
+        let mut left_out = 0;
+        let tensors = tensors(&torch, torch.root(), &mut bounds, &mut left_out);
+        let problems = bounds.into_problems();
+        Ok(Self { path, saved_as: saved_as(&torch), tensors, left_out, problems })
+    }
 }
 
 /// Reads plain values; every entry is paid for, since a small file can share them without end.
@@ -229,7 +248,8 @@ impl ModelStates {
             let what = "holds no model states of DeepSpeed (no module, ds_version, global_steps)";
             return Err(OpenError::Content { path: path.to_path_buf(), what: what.to_owned() });
         }
-        let mut states = Self { path: path.to_path_buf(), ..Self::default() };
+        let mut states =
+            Self { path: path.to_path_buf(), saved_as: saved_as(&torch), ..Self::default() };
         if let Some(module) = reader.top("module") {
             let found = tensors(&torch, module, &mut reader.bounds, &mut states.left_out);
             states.module = Some(found);
@@ -352,7 +372,8 @@ impl ZeroStates {
         let Some((fp32, is_stage3)) = fp32 else {
             return Err(refuse("holds no fp32 partitions of ZeRO"));
         };
-        let mut states = Self { path: path.to_path_buf(), is_stage3, ..Self::default() };
+        let saved_as = saved_as(&torch);
+        let mut states = Self { path: path.to_path_buf(), saved_as, is_stage3, ..Self::default() };
         states.version = reader.text(reader.top("ds_version"));
         states.version = states.version.take().or(reader.text(reader.get(zero, "ds_version")));
         if let Some(count) = reader.get(zero, "partition_count") {

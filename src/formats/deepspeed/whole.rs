@@ -1,11 +1,11 @@
 //! All that the ranks hold, put together: parts under their global names -> catalog.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::base::extent::numel;
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Listing, Origin, Problem, Section};
 use crate::formats::error::OpenError;
 use crate::formats::files::add;
 use crate::formats::format::OpenOptions;
@@ -16,11 +16,12 @@ use crate::names::Name;
 use crate::storage::FileSet;
 use crate::tensor::{LogicalTensor, Merge, StoredTensor};
 
+use super::identity;
 use super::info::Info;
 use super::pipeline::{LayerNames, split_layer};
 use super::ranks::{Layer, Run, Weights};
 use super::rules::{RULES, is_buffer};
-use super::states::{self, MASTER, ModelStates};
+use super::states::{BareStates, MASTER, ModelStates, file_name};
 use super::zero::{self, OptimizerState, OptimizerStates};
 use super::{FORMAT, universal};
 
@@ -64,7 +65,7 @@ fn layer_shape(layers: &[Layer], tp: u64, param: &str, count: u64) -> Option<Vec
     let of_rank = layers.iter().filter(|layer| layer.tp == tp);
     let mut held = of_rank
         .filter(|layer| number.is_none_or(|number| layer.number == number))
-        .flat_map(|layer| &layer.tensors)
+        .flat_map(|layer| &layer.states.tensors)
         .filter(|(name, tensor)| &**name == key && numel(tensor.shape()) == Some(count));
     held.next().map(|(_, tensor)| tensor.shape().to_vec())
 }
@@ -202,20 +203,27 @@ impl<'a> Whole<'a> {
         &mut self,
         layers: Vec<Layer>,
         files: &mut FileSet,
+        options: &OpenOptions,
     ) -> Result<(), OpenError> {
         match self.run.weights {
             Weights::Layers => layers.into_iter().for_each(|layer| self.add_layer(layer)),
             Weights::Modules => self.add_modules(),
             Weights::Masters => self.add_masters_as_model(),
         }
-        for ((_, mp, _), path) in &self.run.folder.experts {
+        let mut experts = Vec::new();
+        for ((_, mp, expert), path) in &self.run.folder.experts {
             let file = add(files, path)?;
-            let (tensors, left_out, problems) = states::layer(files, file)?;
+            let place = format!("expert {expert}, mp rank {mp}");
+            experts.push((*mp, (place, BareStates::read(files, file)?)));
+        }
+        let places = experts.iter().map(|(_, (place, states))| (place.clone(), states));
+        self.notes.extend(identity::check_bare(places, files, options)?);
+        for (mp, (_, states)) in experts {
             self.shards += 1;
-            self.left_out += left_out;
-            self.problems.extend(problems);
-            let (stage, tp) = self.run.coord(*mp);
-            for (name, stored) in tensors {
+            self.left_out += states.left_out;
+            self.problems.extend(states.problems);
+            let (stage, tp) = self.run.coord(mp);
+            for (name, stored) in states.tensors {
                 self.add_stored(&name, stage, tp, &stored);
             }
         }
@@ -224,9 +232,9 @@ impl<'a> Whole<'a> {
 
     fn add_layer(&mut self, layer: Layer) {
         self.shards += 1;
-        self.left_out += layer.left_out;
-        self.problems.extend(layer.problems);
-        for (key, stored) in layer.tensors {
+        self.left_out += layer.states.left_out;
+        self.problems.extend(layer.states.problems);
+        for (key, stored) in layer.states.tensors {
             if is_buffer(&key, &stored) {
                 self.left_out += 1;
                 continue;
@@ -241,14 +249,11 @@ impl<'a> Whole<'a> {
 
     fn add_stored(&mut self, raw: &Arc<str>, stage: u64, tp: u64, stored: &StoredTensor) {
         let layer = raw.starts_with("sequential.").then(|| split_layer(raw)).flatten();
-        let name = match layer {
-            Some((layer, key)) => self.names.name(layer, key),
-            None => raw.to_string(),
-        };
+        let name = self.stored_name(raw);
         // Layers of one rank that share a name are tied; those of other stages are, too.
         let stage = layer.map_or(stage, |(layer, _)| layer);
         let tensor = LogicalTensor::from_stored(stored, Arc::clone(raw));
-        self.part(Section::Model, &name, raw, rank_part(stage, tp, tensor));
+        self.part(Section::Model, name.as_str(), raw, rank_part(stage, tp, tensor));
     }
 
     fn add_modules(&mut self) {
@@ -424,6 +429,9 @@ impl<'a> Whole<'a> {
             }
         };
         merge(&mut catalog, &self.model, model_tp);
+        if options.wants(Section::Model) {
+            self.list(&mut catalog);
+        }
         merge(&mut catalog, &self.optimizer, self.master_tp());
         for (name, tensor) in std::mem::take(&mut self.unnamed) {
             catalog.add(name, tensor);
@@ -431,6 +439,79 @@ impl<'a> Whole<'a> {
         self.tie(&mut catalog);
         note_row_biases(&mut catalog);
         catalog.finish()
+    }
+
+    /// Lists what the files of ranks say that the model has (DeepSpeed `runtime/engine.py`, `_save_checkpoint`): parameters of an
+    /// optimizer with ZeRO, frozen ones, buffers.
+    fn list(&self, catalog: &mut CatalogBuilder<'_>) {
+        for (_, model) in self.run.firsts() {
+            let file = file_name(&model.path);
+            let frozen = model.frozen_shapes.iter();
+            let params = model.params().chain(frozen);
+            let names = match self.run.weights {
+                Weights::Modules => {
+                    self.lost_params(model).into_iter().for_each(|lost| catalog.problem(lost));
+                    params.map(|(raw, _)| self.stored_name(raw)).collect()
+                }
+                // Modules that are tied lie in the file of one of their layers, whatever its key is there.
+                Weights::Layers => {
+                    let of_layers = params.filter(|(raw, _)| split_layer(raw).is_some());
+                    of_layers.map(|(raw, _)| Name::new(self.names.of_param(raw))).collect()
+                }
+                Weights::Masters => continue,
+            };
+            let words = format!("{file} lists it");
+            catalog.list(Listing { words, names, is_certain: true });
+            if self.run.weights == Weights::Modules {
+                let held: BTreeSet<&str> =
+                    model.module.iter().flatten().map(|(name, _)| &**name).collect();
+                let lost = model.buffer_names.iter().filter(|name| !held.contains(name.as_str()));
+                let names = lost.map(|raw| self.stored_name(raw)).collect();
+                let words = format!("buffer_names of {file} lists it");
+                catalog.list(Listing { words, names, is_certain: true });
+            }
+        }
+    }
+
+    /// The name of a module's entry.
+    fn stored_name(&self, raw: &str) -> Name {
+        match raw.starts_with("sequential.").then(|| split_layer(raw)).flatten() {
+            Some((layer, key)) => Name::new(self.names.name(layer, key)),
+            None => Name::new(raw),
+        }
+    }
+
+    /// Without ZeRO the optimizer has no names, but it has a number of parameters, and states in their shapes.
+    fn lost_params(&self, model: &ModelStates) -> Option<Problem> {
+        let known = model.optimizer_params.filter(|_| self.run.folder.experts.is_empty())?;
+        let is_param = |name: &str, stored: &StoredTensor| {
+            !model.buffer_names.contains(name) && !is_buffer(name, stored)
+        };
+        let params = model.module.iter().flatten().filter(|(name, stored)| is_param(name, stored));
+        let mut left: BTreeMap<&[u64], usize> = BTreeMap::new();
+        params.for_each(|(_, stored)| *left.entry(stored.shape()).or_default() += 1);
+        let held: usize = left.values().sum();
+        let message = if held < known {
+            format!("the module holds {held} parameters, and its optimizer knows {known}")
+        } else {
+            // Others may have shapes of their own (Adafactor), and even these in a space of fewer dimensions (GaLore).
+            let is_whole = |state: &str| ["exp_avg", "momentum_buffer"].contains(&state);
+            let states = model.plain_optimizer.iter().filter(|(state, _, _)| is_whole(state));
+            let shapes: Vec<&[u64]> = states.map(|(_, _, stored)| stored.shape()).collect();
+            let is_lost = |shape: &&&[u64]| match left.get_mut(**shape) {
+                Some(count) if *count > 0 => {
+                    *count -= 1;
+                    false
+                }
+                _ => true,
+            };
+            let lost: Vec<&&[u64]> = shapes.iter().filter(is_lost).collect();
+            let shape = lost.first().filter(|_| 2 * lost.len() <= shapes.len())?;
+            format!(
+                "a parameter of shape {shape:?} is missing from the module, and its optimizer has the state of it"
+            )
+        };
+        Some(Problem::of_file(&model.path, message))
     }
 
     /// Ties the parameters that share another one's values.

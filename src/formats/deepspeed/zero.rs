@@ -148,6 +148,37 @@ fn is_in_order_of(shapes: &Shapes, slices: &[&BTreeMap<String, (u64, u64)>]) -> 
     shapes.map(|(param, _)| &**param).eq(said)
 }
 
+/// For each rank, another one whose part of the parameters its writer says that it holds: where each part is a run of
+/// `param_shapes`, and the parts make up all of it in another order of the ranks. With `round_robin_gradients` they are no runs.
+pub(super) fn owners(shapes: &[Shapes], ranks: &[&ZeroStates]) -> Vec<Option<usize>> {
+    let mut owners = vec![None; ranks.len()];
+    for (group, shapes) in shapes.iter().enumerate() {
+        let slices = ranks.iter().map(|rank| rank.slices.as_ref()?.get(group));
+        let Some(slices) = slices.collect::<Option<Vec<_>>>() else { continue };
+        let place: BTreeMap<&str, usize> =
+            shapes.iter().enumerate().map(|(at, (param, _))| (&**param, at)).collect();
+        let first = |slices: &BTreeMap<String, (u64, u64)>| match in_order(slices).first() {
+            Some((param, _)) => place.get(param).copied(),
+            // Padding, which is behind all of them.
+            None => Some(usize::MAX),
+        };
+        let Some(firsts) = slices.iter().map(|slices| first(slices)).collect::<Option<Vec<_>>>()
+        else {
+            continue;
+        };
+        let mut order: Vec<usize> = (0..ranks.len()).collect();
+        order.sort_by_key(|&rank| firsts[rank]);
+        let sorted: Vec<_> = order.iter().map(|&rank| slices[rank]).collect();
+        if !is_in_order_of(shapes, &sorted) {
+            continue;
+        }
+        for (owner, rank) in order.into_iter().enumerate().filter(|(owner, rank)| owner != rank) {
+            owners[rank].get_or_insert(owner);
+        }
+    }
+    owners
+}
+
 /// A partition as a vector.
 fn flat(stored: &StoredTensor, name: &str) -> Result<LogicalTensor, PartitionError> {
     let count = numel(stored.shape()).unwrap_or(0);

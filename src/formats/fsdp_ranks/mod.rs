@@ -1,29 +1,31 @@
 //! A file for each rank of FSDP, as verl writes them: `model_world_size_4_rank_0.pt`, and `optim_` and `extra_state_` beside it.
 //!
 //! Facts from verl 0.3 to 0.6 (`verl/utils/checkpoint/fsdp_checkpoint_manager.py`): each rank saves the sharded state dict of the
-//! model, that of the optimizer, and the schedule with the random states. Shards are DTensors, which say where they belong.
+//! model, that of the optimizer, and the schedule with the random states; the first one saves the `config.json` in `huggingface/`. Shards are DTensors, which say where they belong.
 
 mod merge;
 mod ranks;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
 use crate::base::limits::{LIMITS, OverLimit};
+use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Extent, Origin, Problem, Section};
 use crate::containers::torch::DTensor;
 use crate::names::Name;
 use crate::names::index::number;
 use crate::names::megatron::is_buffer;
-use crate::storage::{FileId, FileSet};
+use crate::storage::{self, FileId, FileSet};
 use crate::tensor::LogicalTensor;
 
 use super::error::{MissingFile, OpenError};
 use super::files::add;
 use super::format::{Format, OpenOptions};
 use super::identity::{Witness, foreign, refuse};
+use super::model_config::{read_json, tie_output};
 use super::probe::Probe;
 use super::roots::{Claim, FILE, Root, Score};
 use ranks::{Held, RankFile};
@@ -42,11 +44,22 @@ const MODEL: &str = "model";
 const OPTIMIZER: &str = "optim";
 const EXTRA: &str = "extra_state";
 
+/// The description of the model; the weights beside it, where there are any, are a checkpoint of their own.
+const CONFIG: &str = "huggingface/config.json";
+
 /// The number of ranks and the rank that the name of such a file says: `model_world_size_4_rank_0.pt`.
 fn place(kind: &str, file: &str) -> Option<(u64, u64)> {
     let (world, rank) =
         file.strip_prefix(kind)?.strip_prefix("_world_size_")?.split_once("_rank_")?;
     Some((number(world)?, number(rank.strip_suffix(".pt")?)?))
+}
+
+/// Tells whether these are the names of two files of one kind and of different ranks.
+fn are_of_different_ranks(name: &str, other: &str) -> bool {
+    [MODEL, OPTIMIZER, EXTRA].into_iter().any(|kind| {
+        let ranks = place(kind, name).zip(place(kind, other));
+        ranks.is_some_and(|(rank, other)| rank != other)
+    })
 }
 
 fn file_name(kind: &str, world: u64, rank: u64) -> String {
@@ -97,16 +110,37 @@ fn read_all(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         ..Origin::default()
     };
     let mut catalog = CatalogBuilder::new(origin, FileSet::default());
+    let config = read_config(&mut catalog, &root.path);
     if options.wants(Section::Model) {
         add_section(&mut catalog, root, world, Section::Model, options)?;
+        if let Some(config) = config.as_ref().and_then(PlainValue::as_map) {
+            tie_output(&mut catalog, config);
+        }
     }
-    if options.wants(Section::Optimizer)
-        && root.probe.names().any(|name| place(OPTIMIZER, name).is_some())
-    {
-        add_section(&mut catalog, root, world, Section::Optimizer, options)?;
+    if root.probe.names().any(|name| place(OPTIMIZER, name).is_some()) {
+        match options.wants(Section::Optimizer) {
+            true => add_section(&mut catalog, root, world, Section::Optimizer, options)?,
+            false => drop(catalog.origin.unread.insert(Section::Optimizer, None)),
+        }
     }
-    add_extra_state(&mut catalog, root, world)?;
+    add_extra_state(&mut catalog, root, world, options)?;
     Ok(catalog.finish())
+}
+
+/// The description that lies in a folder of its own beside the ranks' files, for what it says of the model; a damaged one is noted.
+fn read_config(catalog: &mut CatalogBuilder<'_>, folder: &Path) -> Option<PlainValue> {
+    let path = folder.join(CONFIG);
+    match read_json(&path, catalog.files_mut()) {
+        Ok(config) => {
+            catalog.add_state(&path, config.clone().map(|config| ("config".to_owned(), config)));
+            return config;
+        }
+        Err(error) if storage::is_of_system(&error) => {
+            catalog.problem(Problem::of_file(path, error));
+        }
+        Err(error) => catalog.note(format!("{CONFIG}: {error}")),
+    }
+    None
 }
 
 /// The number of ranks that the names of the model's files say.
@@ -155,7 +189,7 @@ fn add_section(
         })
         .collect::<Result<_, _>>()?;
     let (ranks, groups): (Vec<RankFile>, Vec<_>) = read.into_iter().unzip();
-    let witnesses: Vec<Witness> = ranks.iter().map(|rank| rank.witness(files)).collect();
+    let witnesses: Vec<Witness> = ranks.iter().map(RankFile::witness).collect();
     let found = foreign(files, &witnesses, None, options)?;
     catalog.notes(refuse(found, options)?);
     if let (Some(path), Some(groups)) = (paths.first(), groups.into_iter().next()) {
@@ -203,17 +237,22 @@ fn add_extra_state(
     catalog: &mut CatalogBuilder<'_>,
     root: &Root,
     world: u64,
+    options: &OpenOptions,
 ) -> Result<(), OpenError> {
     if !root.probe.names().any(|name| place(EXTRA, name).is_some()) {
         return Ok(());
     }
-    for (rank, path) in paths(root, EXTRA, world)?.into_iter().enumerate() {
+    let mut witnesses = Vec::new();
+    for (rank, path) in (0..).zip(paths(root, EXTRA, world)?) {
         let file = add(catalog.files_mut(), &path)?;
-        let state = ranks::extra_state(catalog.files(), file)?;
+        let (state, witness) = ranks::extra_state(catalog.files(), file, rank)?;
+        witnesses.push(witness);
         if rank == 0 {
             catalog.add_state(&path, state);
         }
     }
+    let found = foreign(catalog.files(), &witnesses, None, options)?;
+    catalog.notes(refuse(found, options)?);
     Ok(())
 }
 

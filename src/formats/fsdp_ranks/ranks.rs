@@ -1,7 +1,7 @@
 //! One rank's file: its tensors by name, and who it says to be.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::base::limits::OverLimit;
 use crate::base::plain::PlainValue;
@@ -9,7 +9,7 @@ use crate::catalog::Problem;
 use crate::containers::torch::{DTensor, TorchFile, Value, ValueId};
 use crate::formats::error::OpenError;
 use crate::formats::files::open_torch;
-use crate::formats::identity::Witness;
+use crate::formats::identity::{Witness, saved_elsewhere};
 use crate::formats::nest::key_text;
 use crate::formats::state::state_at;
 use crate::formats::walk::Bounds;
@@ -17,6 +17,8 @@ use crate::formats::wrappers::{is_flat_parameter, without_wrappers};
 use crate::names::index::is_number;
 use crate::storage::{FileId, FileSet};
 use crate::tensor::StoredTensor;
+
+use super::are_of_different_ranks;
 
 /// The parameter groups of an optimizer, for the state of the run.
 pub(super) type Groups = BTreeMap<String, PlainValue>;
@@ -35,7 +37,9 @@ pub(super) enum Held {
 pub(super) struct RankFile {
     /// The rank that the name of the file says.
     pub rank: u64,
-    file: FileId,
+    path: PathBuf,
+    /// The name under which it was written, without its ending.
+    saved_as: Option<String>,
     pub tensors: Vec<(String, Held)>,
     pub problems: Vec<Problem>,
 }
@@ -53,7 +57,7 @@ impl RankFile {
         let torch = open_torch(files, file)?;
         let mut reader = Reader::new(&torch, files, file);
         reader.dict(torch.root(), without_wrappers)?;
-        Ok((reader.finish(file, rank), Groups::new()))
+        Ok((reader.finish(rank), Groups::new()))
     }
 
     /// Reads the state dict of an optimizer: `optimizer.<state>.<name>`, where the name may be a number.
@@ -76,22 +80,29 @@ impl RankFile {
         }
         let groups = state_at(&torch, torch.root(), |key| key == "param_groups");
         let groups = groups.into_iter().map(|(key, value)| (format!("optimizer.{key}"), value));
-        Ok((reader.finish(file, rank), groups.collect()))
+        Ok((reader.finish(rank), groups.collect()))
     }
 
     /// The file as a witness of its rank.
-    pub(super) fn witness(&self, files: &FileSet) -> Witness {
+    pub(super) fn witness(&self) -> Witness {
         let said = self.tensors.iter().find_map(|(_, held)| match held {
             Held::Shard(DTensor { rank: Some(rank), .. }) => Some(*rank),
             _ => None,
         });
-        Witness {
-            path: files.path(self.file).to_path_buf(),
-            place: format!("rank {}", self.rank),
-            claim: said.filter(|&said| said != self.rank).map(|said| format!("it is rank {said}")),
-            facts: Vec::new(),
-            unique: None,
-        }
+        let claim = said.filter(|&said| said != self.rank).map(|said| format!("it is rank {said}"));
+        // One cause, one line.
+        let saved_as = self.saved_as.as_deref().filter(|_| claim.is_none());
+        Witness { claim, ..witness(&self.path, self.rank, saved_as) }
+    }
+}
+
+/// The witness of a rank that says nothing but the name under which it was written.
+fn witness(path: &Path, rank: u64, saved_as: Option<&str>) -> Witness {
+    Witness {
+        path: path.to_path_buf(),
+        place: format!("rank {rank}"),
+        sign: saved_elsewhere(path, saved_as, are_of_different_ranks),
+        ..Witness::default()
     }
 }
 
@@ -104,9 +115,14 @@ pub(super) fn is_position(name: &str) -> bool {
 ///
 /// # Errors
 /// The file cannot be read.
-pub(super) fn extra_state(files: &FileSet, file: FileId) -> Result<Groups, OpenError> {
+pub(super) fn extra_state(
+    files: &FileSet,
+    file: FileId,
+    rank: u64,
+) -> Result<(Groups, Witness), OpenError> {
     let torch = open_torch(files, file)?;
-    Ok(state_at(&torch, torch.root(), |_| true))
+    let witness = witness(files.path(file), rank, torch.saved_as());
+    Ok((state_at(&torch, torch.root(), |_| true), witness))
 }
 
 /// The way through the dicts of one file.
@@ -174,8 +190,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn finish(self, file: FileId, rank: u64) -> RankFile {
+    fn finish(self, rank: u64) -> RankFile {
         let tensors = self.tensors.into_iter().collect();
-        RankFile { rank, file, tensors, problems: self.bounds.into_problems() }
+        let saved_as = self.torch.saved_as().map(str::to_owned);
+        RankFile { rank, path: self.path, saved_as, tensors, problems: self.bounds.into_problems() }
     }
 }

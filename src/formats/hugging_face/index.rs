@@ -1,8 +1,7 @@
-//! `*.index.json`, which says in what file each tensor is, and other JSON that lies beside tensors.
+//! `*.index.json`, which says in what file each tensor is.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::io;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use serde_json::Value;
 use crate::base::limits::{ENTRY, LIMITS, OVER_GLOBAL_METADATA, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::formats::error::OpenError;
-use crate::storage::{self, FileSet};
+use crate::storage::FileSet;
 
 /// The file of each tensor of a model.
 #[derive(Debug, Deserialize)]
@@ -59,7 +58,7 @@ impl Index {
         let whole = is_short.then(|| serde_json::from_slice(&bytes).ok());
         let metadata = whole.flatten().and_then(|mut whole: Value| {
             let metadata = whole.get_mut("metadata")?.take();
-            metadata.as_object().is_some_and(|all| !all.is_empty()).then(|| plain_value(metadata))
+            metadata.as_object().is_some_and(|all| !all.is_empty()).then(|| metadata.into())
         });
         Ok((index, metadata))
     }
@@ -127,37 +126,6 @@ impl<'de> Visitor<'de> for WeightMapVisitor {
 fn is_inside(file: &str) -> bool {
     let mut components = Path::new(file).components();
     !file.is_empty() && components.all(|component| matches!(component, Component::Normal(_)))
-}
-
-/// A JSON file as plain values; `None` where there is none.
-///
-/// # Errors
-/// It cannot be read, or is no JSON.
-pub(super) fn read_json(path: &Path, files: &mut FileSet) -> io::Result<Option<PlainValue>> {
-    if !storage::is_there(path)? {
-        return Ok(None);
-    }
-    let bytes = files.read_small(path, LIMITS.json_bytes)?;
-    let no_json = |error| io::Error::other(format!("no JSON: {error}"));
-    Ok(Some(plain_value(serde_json::from_slice(&bytes).map_err(no_json)?)))
-}
-
-/// JSON is nested at most 128 levels deep here: what is deeper, its reader refuses.
-fn plain_value(value: Value) -> PlainValue {
-    match value {
-        Value::Null => PlainValue::None,
-        Value::Bool(value) => PlainValue::Bool(value),
-        Value::Number(number) => match (number.as_i64(), number.as_f64()) {
-            (Some(integer), _) => PlainValue::Int(integer),
-            (None, Some(float)) => PlainValue::Float(float),
-            (None, None) => PlainValue::Opaque("number".to_owned()),
-        },
-        Value::String(text) => PlainValue::Text(text),
-        Value::Array(members) => PlainValue::List(members.into_iter().map(plain_value).collect()),
-        Value::Object(entries) => PlainValue::Map(
-            entries.into_iter().map(|(key, value)| (key, plain_value(value))).collect(),
-        ),
-    }
 }
 
 #[cfg(test)]

@@ -22,11 +22,12 @@ use crate::tensor::LogicalTensor;
 use super::error::OpenError;
 use super::format::{Format, OpenOptions};
 use super::identity::{FolderStep, Witness, foreign, refuse};
+use super::model_config::{entry, read_json, tie_output};
 use super::probe::{Probe, SmallFile};
 use super::roots::{Claim, FILE, Root, Score, newest_note, numbered, step_behind};
 use super::walk::Bounds;
 
-use index::{InFile, Index, read_json};
+use index::{InFile, Index};
 use parts::{ModelFile, read_parts};
 use sources::ModelFiles;
 
@@ -46,6 +47,8 @@ const STEPS: &str = "checkpoint-";
 /// The file in which the Trainer says how far it has come, and its key for that (transformers `trainer_callback.py`).
 const TRAINER_STATE: &str = "trainer_state.json";
 const STEP: &str = "global_step";
+/// The optimizer of a Trainer (transformers 4.57 `trainer.py`, `OPTIMIZER_NAME`), which is not read.
+const OPTIMIZER: &str = "optimizer.pt";
 
 /// The description of the model.
 const CONFIG: &str = "config.json";
@@ -135,6 +138,9 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     } else {
         folder.read_companions();
         folder.check_step(&root.probe.name(), options)?;
+        if root.probe.has(OPTIMIZER) {
+            folder.catalog.origin.unread.insert(Section::Optimizer, None);
+        }
         if root.probe.has_folder(SHARDED)? {
             let note = "holds the same tensors once more in chunks, and is not read";
             folder.catalog.note(format!("{SHARDED}/ {note}"));
@@ -171,7 +177,7 @@ impl Folder<'_> {
                 place: name.to_owned(),
                 claim: None,
                 facts: vec![(STEP.to_owned(), said.clone())],
-                unique: None,
+                ..Witness::default()
             };
             let folder = FolderStep { path: self.path, step, fact: STEP };
             let files = self.catalog.files();
@@ -194,21 +200,10 @@ impl Folder<'_> {
         None
     }
 
-    /// Tells whether the output layer shares the word embeddings: as the description says it, or as transformers takes it
-    /// where models of this type do not say it. Where nobody says anything, it does not.
-    fn is_tied(&self) -> bool {
-        let model_type = self.config("model_type").and_then(PlainValue::as_text);
-        match self.config("tie_word_embeddings") {
-            Some(PlainValue::Bool(is_tied)) => *is_tied,
-            _ => model_type.is_some_and(names::is_tied_by_default),
-        }
-    }
-
-    /// A value of the model's own description, or of its language model's.
-    fn config(&self, key: &str) -> Option<&PlainValue> {
+    /// The model's own description.
+    fn config(&self) -> Option<&BTreeMap<String, PlainValue>> {
         let beside = self.config_beside.as_ref().and_then(PlainValue::as_map);
-        let config = self.catalog.state().config().or(beside)?;
-        config.get(key).or_else(|| config.get("text_config")?.as_map()?.get(key))
+        self.catalog.state().config().or(beside)
     }
 
     fn problem(&mut self, file: &str, message: String) {
@@ -271,9 +266,10 @@ impl Folder<'_> {
         options: &OpenOptions,
     ) -> Catalog {
         self.catalog.origin.shards = parts.len();
-        let version = self.config("transformers_version").and_then(PlainValue::as_text);
+        let config = self.config().cloned();
+        let version = config.as_ref().and_then(|config| entry(config, "transformers_version"));
+        let version = version.and_then(PlainValue::as_text);
         self.catalog.origin.writer = version.map(|version| format!("transformers {version}"));
-        let is_tied = self.is_tied();
         let mut tensors: BTreeMap<Name, LogicalTensor> = BTreeMap::new();
         let mut aliases = BTreeMap::new();
         for ModelFile { file, tensors: found, metadata, problems } in parts {
@@ -316,9 +312,8 @@ impl Folder<'_> {
                 catalog.add(name, tensor);
             }
             tie_aliases(&mut catalog, aliases);
-            let names = catalog.tensors().map(|(name, _)| name);
-            if let Some((output, embedding)) = names::tied_pair(names).filter(|_| is_tied) {
-                catalog.tie(output, embedding);
+            if let Some(config) = &config {
+                tie_output(&mut catalog, config);
             }
         }
         catalog.finish()

@@ -150,13 +150,18 @@ pub(super) fn read_all(root: &Root, options: &OpenOptions) -> Result<Catalog, Op
         let message = format!("is rank {number}, but {}; left out", run.sizes_text(options));
         run.problems.push(Problem::of_file(path.join(folder), message));
     }
+    let has_optimizer = present.iter().any(|(_, rank)| rank.optimizer.is_some());
     let ranks: Vec<(FileId, Rank)> = present
         .into_par_iter()
         .map(|(coord, rank)| Ok((rank.model, rank.read(&files, coord, options)?)))
         .collect::<Result<_, OpenError>>()?;
     run.notes.extend(check_contents(&files, &ranks, &run.world, options)?);
     let ranks = ranks.into_iter().map(|(_, rank)| rank).collect();
-    Ok(run.into_catalog(files, ranks, root, options))
+    let mut catalog = run.into_catalog(files, ranks, root, options);
+    if has_optimizer && !options.wants(Section::Optimizer) {
+        catalog.origin.unread.insert(Section::Optimizer, None);
+    }
+    Ok(catalog)
 }
 
 /// The ranks' folders by number.
@@ -395,6 +400,7 @@ impl Run {
         let assembly = model.assemble_named(shards);
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, error);
         catalog.problems(assembly.problems.into_iter().map(of_tensor));
+        catalog.lost_copies(assembly.lacking);
         catalog.add_state(&self.state_file, self.state);
         if options.wants(Section::Model) {
             catalog.add_merged(assembly.tensors);
@@ -467,7 +473,7 @@ fn check_states(
             .iter()
             .filter_map(|key| Some(((*key).to_owned(), state.get(*key)?.clone())))
             .collect(),
-        unique: None,
+        ..Witness::default()
     };
     let witnesses: Vec<Witness> = states.iter().map(witness).collect();
     let says = |witness: &Witness| witness.facts.iter().any(|(name, _)| name == STEP);
@@ -499,6 +505,7 @@ fn check_contents(
             claim,
             facts: Vec::new(),
             unique: Some(*file),
+            ..Witness::default()
         }
     };
     let witnesses: Vec<Witness> = ranks.iter().map(witness).collect();

@@ -6,7 +6,7 @@ use crate::catalog::Problem;
 use crate::containers::dcp::{Checkpoint, EntryError, Metadata, Wanted};
 use crate::storage::FileSet;
 
-use super::{CommonState, Contents, GlobalTensor};
+use super::{Contents, GlobalTensor};
 
 /// Looks up the tensors and objects that are wanted; the state of the run is still to be read from them.
 pub(super) fn open(
@@ -41,17 +41,9 @@ pub(super) fn open(
     }
     let objects = checkpoint.metadata.objects.keys().map(ToString::to_string).collect();
     let shards = checkpoint.data_files;
-    let common = CommonState::default();
-    let found = Contents {
-        files,
-        tensors,
-        objects,
-        common,
-        problems,
-        notes: Vec::new(),
-        shards,
-        has_pieces: true,
-    };
+    let has_pieces = true;
+    let found =
+        Contents { files, tensors, objects, problems, shards, has_pieces, ..Contents::default() };
     (checkpoint, found)
 }
 
@@ -60,5 +52,6 @@ fn problem_of(error: &EntryError, files: &FileSet) -> Problem {
         file: error.file.map(|file| files.path(file).to_path_buf()),
         tensor: error.name.as_ref().map(ToString::to_string),
         message: error.message.clone(),
+        ..Problem::default()
     }
 }

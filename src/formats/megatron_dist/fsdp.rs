@@ -9,7 +9,7 @@ use crate::catalog::{Catalog, Problem, Section};
 use crate::containers::dcp::{Checkpoint, Metadata};
 use crate::storage::FileSet;
 
-use super::{CommonState, Key, USUAL_FOLDERS, dcp, into_catalog};
+use super::{CommonState, Key, USUAL_FOLDERS, dcp, into_catalog, unread_optimizer};
 use crate::formats::error::OpenError;
 use crate::formats::format::{Format, OpenOptions};
 use crate::formats::iterations::{self, LOOKED_FOR};
@@ -56,13 +56,16 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let is_left_out = |key: &str| matches!(parse(key), Key::Weight(_)) && is_other(key);
     let keys = metadata.tensors.keys().filter(|key| is_left_out(key));
     let left_out: Vec<String> = keys.map(ToString::to_string).collect();
+    let unread = unread_optimizer(metadata.tensors.keys().map(|key| parse(key)), options);
     let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted, options.values());
     found.tensors.retain(|stored| !is_left_out(&stored.key));
     let (common, problems) = of_objects(&checkpoint, &found.files, &found.objects);
     found.common = common;
     found.problems.extend(problems);
     found.objects.extend(left_out);
-    into_catalog(found, FORMAT.name, root, options, parse)
+    let mut catalog = into_catalog(found, FORMAT.name, root, options, parse)?;
+    catalog.origin.unread.extend(unread);
+    Ok(catalog)
 }
 
 /// `optimizer.state.<parameter>.<state>`, else a weight.

@@ -5,6 +5,7 @@
 //! `core/dist_checkpointing`, `core/optimizer/distrib_optimizer.py`).
 
 mod dcp;
+mod described;
 pub(super) mod fsdp;
 mod optimizer;
 pub(super) mod torch_dist;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
-use crate::catalog::{Catalog, CatalogBuilder, Origin, Problem, RunState, Section};
+use crate::catalog::{Catalog, CatalogBuilder, Extent, Origin, Problem, RunState, Section};
 use crate::containers::torch::{TorchFile, ValueId};
 use crate::layout::rules::Rules;
 use crate::layout::{ArgName, Global, RunArgs, from_global};
@@ -44,6 +45,12 @@ const TRAIN_STATE: &str = "train_state.pt";
 /// A checkpoint within a checkpoint, which NVIDIA's model optimizer keeps for itself.
 const MODELOPT: &str = "modelopt_state";
 
+/// What is in the name of every weight that Megatron Bridge adds to a model (`peft/adapter_wrapper.py`).
+const ADAPTER: &str = ".adapter.";
+
+/// What is in the name of the word embeddings.
+const EMBEDDING: &str = "word_embeddings.";
+
 /// The key of the iteration in the state of a run.
 const ITERATION: &str = "iteration";
 
@@ -67,6 +74,7 @@ struct GlobalTensor {
 }
 
 /// The contents of a checkpoint as a backend finds them.
+#[derive(Default)]
 struct Contents {
     files: FileSet,
     tensors: Vec<GlobalTensor>,
@@ -92,6 +100,8 @@ struct CommonState {
     iteration: Option<u64>,
     /// The step that Megatron Bridge says.
     train_step: Option<u64>,
+    /// Only an adapter was trained, and is stored.
+    is_adapter: bool,
 }
 
 impl CommonState {
@@ -109,6 +119,7 @@ impl CommonState {
             state: RunState::default(),
             iteration: values.dict_get(root, "iteration").and_then(|id| values.as_u64(id)),
             train_step: None,
+            is_adapter: false,
         };
         for (key, value) in state_at(torch, root, |key| key != "args") {
             common.state.insert(key, path, value);
@@ -157,6 +168,22 @@ impl CommonState {
         Ok(())
     }
 
+    /// Takes the description beside the weights for the arguments that the checkpoint does not have.
+    fn describe(
+        &mut self,
+        folder: &Path,
+        files: &mut FileSet,
+        notes: &mut Vec<String>,
+    ) -> Result<(), Problem> {
+        if self.args.is_empty()
+            && let Some(described) = described::find(folder, files, notes)?
+        {
+            (self.args, self.args_file) = (described.args, described.file);
+            self.is_adapter = described.is_adapter;
+        }
+        Ok(())
+    }
+
     /// The files that say another iteration than each other or the folder's name.
     fn foreign(
         &self,
@@ -169,7 +196,7 @@ impl CommonState {
             place: root.probe.name(),
             claim: None,
             facts: vec![(ITERATION.to_owned(), PlainValue::Int(step.try_into().unwrap_or(-1)))],
-            unique: None,
+            ..Witness::default()
         };
         let common = self.iteration.map(|step| witness(&self.args_file, step));
         let bridge = self.train_step.map(|step| witness(&root.path.join(TRAIN_STATE), step));
@@ -208,6 +235,7 @@ fn into_catalog(
     } = found;
     problems.extend(common.add_train_state(&root.path, &mut files).err());
     notes.extend(refuse(common.foreign(root, &files, options)?, options)?);
+    problems.extend(common.describe(&root.path, &mut files, &mut notes).err());
     let run_args = RunArgs::new(common.args.clone(), &options.run_args);
     let wants_optimizer = options.wants(Section::Optimizer);
     let SortedTensors { globals, states, mut buckets, problems: unsorted } =
@@ -218,6 +246,11 @@ fn into_catalog(
     }
     let rules = Rules::new(&options.rules);
     let assembly = from_global(globals, &run_args, &rules);
+    let has = |part: &str| assembly.tensors.keys().any(|name| name.as_str().contains(part));
+    let is_part = common.is_adapter && has(ADAPTER) && !has(EMBEDDING);
+    if is_part {
+        notes.push("holds what an adapter adds; the model that it adds to is elsewhere".to_owned());
+    }
     let origin = Origin {
         format,
         layout: layout_text(&run_args),
@@ -225,6 +258,7 @@ fn into_catalog(
         shards,
         left_out: objects.len() + assembly.buffers,
         naming: Naming::Canonical,
+        extent: if is_part { Extent::Part } else { Extent::Whole },
         ..Origin::default()
     };
     let sharding = common.optimizer_sharding().map(str::to_owned);
@@ -289,6 +323,15 @@ struct SortedTensors {
     states: BTreeSet<Arc<str>>,
     buckets: OptimizerBuckets,
     problems: Vec<Problem>,
+}
+
+/// The optimizer, where there is one and it is not to be read. Its keys are not counted: one may be all layers, or a bucket.
+fn unread_optimizer<'k>(
+    mut keys: impl Iterator<Item = Key<'k>>,
+    options: &OpenOptions,
+) -> Option<(Section, Option<usize>)> {
+    let is_there = keys.any(|key| !matches!(key, Key::Weight(_)));
+    (is_there && !options.wants(Section::Optimizer)).then_some((Section::Optimizer, None))
 }
 
 fn sort_tensors(

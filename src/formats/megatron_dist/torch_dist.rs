@@ -5,6 +5,7 @@ use crate::containers::dcp::{Checkpoint, METADATA as DCP_METADATA, Metadata};
 
 use super::{
     COMMON, CommonState, Contents, Key, METADATA, USUAL_FOLDERS, backend, dcp, into_catalog, parse,
+    unread_optimizer,
 };
 use crate::formats::error::OpenError;
 use crate::formats::format::{Format, OpenOptions};
@@ -61,6 +62,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
         Key::Weight(_) => true,
         _ => options.wants(Section::Optimizer),
     };
+    let unread = unread_optimizer(metadata.tensors.keys().map(|key| parse(key)), options);
     let (checkpoint, mut found) = dcp::open(metadata, files, &root.path, wanted, options.values());
     let (common, problems) = match CommonState::of_folder(&root.path, &mut found.files)? {
         Some(common) => common,
@@ -73,7 +75,9 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             "no {METADATA}, which is written last: the save was interrupted, but all that {DCP_METADATA} lists can be read"
         ));
     }
-    into_catalog(found, FORMAT.name, root, options, parse)
+    let mut catalog = into_catalog(found, FORMAT.name, root, options, parse)?;
+    catalog.origin.unread.extend(unread);
+    Ok(catalog)
 }
 
 /// Reads the state of the run from a list with one dict in it; nothing where there is none.

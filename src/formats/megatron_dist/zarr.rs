@@ -9,7 +9,7 @@ use crate::storage::FileSet;
 
 use super::{
     CommonState, Contents, GlobalTensor, METADATA, MODELOPT, USUAL_FOLDERS, backend, into_catalog,
-    parse,
+    parse, unread_optimizer,
 };
 use crate::formats::error::OpenError;
 use crate::formats::format::{Format, OpenOptions};
@@ -82,22 +82,18 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
                     count => format!(", and those of {} more of its chunks", count - 1),
                 };
                 let message = format!("the file of this chunk is missing{others}");
-                problems.push(Problem { file: first, tensor: Some(key.to_owned()), message });
+                let tensor = Some(key.to_owned());
+                problems.push(Problem { file: first, tensor, message, ..Problem::default() });
             }
             Err(error) => problems.push(Problem::of_tensor(key, error)),
         }
     }
-    let found = Contents {
-        files,
-        tensors,
-        objects,
-        common,
-        problems,
-        notes: Vec::new(),
-        shards,
-        has_pieces: false,
-    };
-    into_catalog(found, FORMAT.name, root, options, parse)
+    let unread = unread_optimizer(tensors.iter().map(|tensor| parse(&tensor.key)), options);
+    let found =
+        Contents { files, tensors, objects, common, problems, shards, ..Contents::default() };
+    let mut catalog = into_catalog(found, FORMAT.name, root, options, parse)?;
+    catalog.origin.unread.extend(unread);
+    Ok(catalog)
 }
 
 /// Tells whether an entry of this name may be a tensor or an object. Those that end in `.sync` are locks with empty files

@@ -9,7 +9,8 @@ use crate::formats::format::OpenOptions;
 use crate::formats::roots::Root;
 use crate::layout::rules::Rules;
 use crate::layout::{
-    Assembly, HeadOrder, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard, ShardedModel,
+    ArgName, Assembly, HeadOrder, Lacking, LayoutError, ParallelLayout, RankCoord, RunArgs, Shard,
+    ShardedModel,
 };
 use crate::names::{Name, Naming};
 use crate::storage::FileSet;
@@ -51,6 +52,8 @@ impl RankedCheckpoint<'_> {
         if let Some((_, rank)) = ranks.iter().find(|(_, rank)| rank.args.is_some()) {
             catalog.add_args(&rank.path, &run_args);
         }
+        let last = ranks.iter().find(|(coord, _)| coord.pp + 1 == layout.pp);
+        let last = last.map(|(_, rank)| rank.path.clone());
         for (coord, rank) in ranks {
             optimizers.extend(rank.optimizer.map(|optimizer| (coord, optimizer)));
             catalog.add_state(&rank.path, rank.state);
@@ -73,18 +76,48 @@ impl RankedCheckpoint<'_> {
         let rules = Rules::new(&options.rules);
         let model = ShardedModel { layout: &layout, args: &run_args, order, rules: &rules };
         let assembly = model.assemble(shards);
+        let lost = lost_tied_copy(&layout, &run_args, &assembly);
         let text = |(name, error): &(String, LayoutError)| (name.clone(), error.to_string());
         let weight_problems = assembly.problems.iter().map(text).collect();
         catalog.origin.left_out += assembly.buffers;
         let of_tensor = |(name, error): (String, LayoutError)| Problem::of_tensor(name, error);
         catalog.problems(assembly.problems.into_iter().map(of_tensor));
+        catalog.lost_copies(assembly.lacking);
         if options.wants(Section::Model) {
+            catalog.problems(last.zip(lost).map(|(file, problem)| problem.in_file(file)));
             catalog.add_merged(assembly.tensors);
             catalog.tie_output_layer("", assembly.tied_output, &run_args);
         }
         StateAssembler { model, weight_problems }.add_optimizer(&mut catalog, optimizers);
         catalog.finish()
     }
+}
+
+/// The copy of tied word embeddings that the last of several stages of a language model stores, where it is missing (Megatron-Core
+/// `core/models/gpt/gpt_model.py`, `core/models/bert/bert_model.py`; `megatron/legacy/model/module.py`, `word_embeddings_for_head`).
+/// With further tokens to predict it is not kept up.
+fn lost_tied_copy(
+    layout: &ParallelLayout,
+    run_args: &RunArgs,
+    assembly: &Assembly,
+) -> Option<Problem> {
+    const OUTPUT: &str = "output_layer.weight";
+    const HEADS: [&str; 3] =
+        ["classification_head.weight", "multichoice_head.weight", "value_head.weight"];
+    let has = |name: &str| assembly.tensors.contains_key(&Name::new(name));
+    let predicts = run_args.size(ArgName::MTP_NUM_LAYERS).is_some_and(|layers| layers > 0);
+    let is_told = || assembly.problems.iter().any(|(name, _)| name.ends_with(OUTPUT));
+    let is_wanted = layout.pp > 1
+        && run_args.are_weights_tied()
+        && !predicts
+        && has("embedding.word_embeddings.weight")
+        && ["decoder", "encoder"].iter().any(|part| has(&format!("{part}.final_layernorm.weight")))
+        && !HEADS.iter().any(|head| has(head));
+    let is_there = assembly.tied_output.is_some() || has(OUTPUT) || is_told();
+    (is_wanted && !is_there).then(|| {
+        let message = "missing: of tied weights the last of several stages stores its own copy";
+        Problem::of_tensor(OUTPUT, message)
+    })
 }
 
 /// Assembler of the states of all ranks' optimizers, which are sharded as the weights are.
@@ -109,11 +142,16 @@ impl StateAssembler<'_> {
             return;
         }
         let mut incomplete = IncompleteStates::default();
+        let mut lacking = Vec::new();
         let mut stateless: Option<BTreeSet<Name>> = None;
         for state in &names {
             let assembly = self.assemble_state(state, &ranks);
             let named = |(name, merged): (Name, _)| (of_state(state, name.as_str()), merged);
             catalog.add_merged(assembly.tensors.into_iter().map(named));
+            lacking.extend(assembly.lacking.into_iter().map(|lost| {
+                let first = of_state(state, lost.first.as_str());
+                Lacking { first, ..lost }
+            }));
             let prefix = format!("optimizer.{state}.");
             catalog.tie_output_layer(&prefix, assembly.tied_output, self.model.args);
             for (name, error) in assembly.problems {
@@ -142,6 +180,7 @@ impl StateAssembler<'_> {
             }
         }
         catalog.problems(incomplete.into_problem());
+        catalog.lost_copies(lacking);
     }
 
     fn assemble_state(&self, state: &str, ranks: &[(RankCoord, RankOptimizer)]) -> Assembly {

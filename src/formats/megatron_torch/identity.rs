@@ -15,6 +15,7 @@ use crate::layout::{
 };
 use crate::storage::{FileId, FileSet};
 
+use super::masters;
 use super::rank_file::RankFile;
 use super::rank_folders::{RankFolder, sizes_text};
 
@@ -122,6 +123,7 @@ impl Gathered<'_> {
         layout: &ParallelLayout,
     ) -> Result<Vec<ForeignFile>, OpenError> {
         let is_one_rank = self.say_one_rank(coords);
+        let owners = self.owners_of_masters(files, coords)?;
         let witnesses = |&(at, coord): &(usize, RankCoord)| {
             let (folder, rank) = (&self.folders[at], &self.ranks[at]);
             let facts = facts(rank);
@@ -131,12 +133,14 @@ impl Gathered<'_> {
             let other = folder.distrib_optim.map(|file| Witness {
                 path: files.path(file).to_path_buf(),
                 place: place.clone(),
-                claim: None,
-                facts: Vec::new(),
+                sign: owners.get(&at).map(|owner| {
+                    format!("holds the masters of the weights of {}", layout.place_text(*owner))
+                }),
                 unique: Some(file),
+                ..Witness::default()
             });
             let (path, unique) = (rank.path.clone(), Some(folder.model));
-            let own = Witness { path, place, claim, facts, unique };
+            let own = Witness { path, place, claim, facts, unique, ..Witness::default() };
             std::iter::once(own).chain(other)
         };
         // Where two values have as many votes, the speaker's counts.
@@ -144,6 +148,20 @@ impl Gathered<'_> {
         let witnesses: Vec<Witness> = first.into_iter().chain(others).flat_map(witnesses).collect();
         let folder = self.step.map(|step| FolderStep { path: self.path, step, fact: ITERATION });
         foreign(files, &witnesses, folder.as_ref(), self.options)
+    }
+
+    /// The places of the weights to which the masters in a rank's `distrib_optim.pt` belong, where those are another rank's.
+    fn owners_of_masters(
+        &self,
+        files: &FileSet,
+        coords: &[(usize, RankCoord)],
+    ) -> Result<BTreeMap<usize, RankCoord>, OpenError> {
+        let has_file = |(at, _): &&(usize, RankCoord)| self.folders[*at].distrib_optim.is_some();
+        let beside: Vec<(usize, RankCoord)> = coords.iter().filter(has_file).copied().collect();
+        let ranks: Vec<&RankFile> = beside.iter().map(|(at, _)| &self.ranks[*at]).collect();
+        let owners = masters::owners(files, &ranks)?;
+        let owned = beside.iter().zip(owners);
+        Ok(owned.filter_map(|((at, _), owner)| Some((*at, beside[owner?].1))).collect())
     }
 
     /// The words for a rank that a file says to be, where it stands in the place of another one.

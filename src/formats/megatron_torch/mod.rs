@@ -5,7 +5,7 @@
 //!      │
 //! rank_file      model_optim_rng.pt: model chunks, args, state of the run
 //!      │
-//! identity       the rank and layout that each says, against its folder and the others
+//! identity       the rank and layout that each says, against its folder and the others; masters: whose they are
 //!      │
 //! optimizer      its `optimizer` entry, and distrib_optim.pt: chained optimizers -> param groups, or buckets of a
 //!      │         buffer -> parameters -> the states of each, in its shape and under its stored name
@@ -17,6 +17,7 @@
 
 mod assembly;
 mod identity;
+mod masters;
 mod optimizer;
 mod rank_file;
 mod rank_folders;
@@ -104,6 +105,7 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
             Ok(rank)
         })
         .collect::<Result<_, OpenError>>()?;
+    let has_optimizer = ranks.iter().any(|rank| rank.has_optimizer);
     let step = step_behind(ITERATION, &root.probe.name());
     let gathered = Gathered { path: &root.path, step, folders: &folders, ranks: &ranks, options };
     let speaker = gathered.speaker();
@@ -128,6 +130,8 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let mut catalog = checkpoint.into_catalog(FORMAT.name, options);
     if options.wants(Section::Optimizer) {
         note_unread_optimizer(&root.probe, &mut catalog)?;
+    } else if has_optimizer {
+        catalog.origin.unread.insert(Section::Optimizer, None);
     }
     Ok(catalog)
 }

@@ -23,6 +23,8 @@ pub(super) struct RankFile {
     pub version: Option<f64>,
     /// A process of the run wrote it, with the random states or the optimizer that only such a one has.
     pub is_of_process: bool,
+    /// It has an optimizer, or what a distributed one leaves here.
+    pub has_optimizer: bool,
     /// State of the run, `args` apart.
     pub state: BTreeMap<String, PlainValue>,
     /// Tensors by virtual pipeline stage.
@@ -47,6 +49,7 @@ impl RankFile {
             iteration: top("iteration").and_then(|id| values.as_u64(id)),
             version: top("checkpoint_version").and_then(|id| values.as_f64(id)),
             is_of_process: ["rng_state", "cuda_rng_state", OPTIMIZER].into_iter().any(is_set),
+            has_optimizer: is_set(OPTIMIZER),
             state: state_at_top(torch),
             chunks: BTreeMap::new(),
             optimizer: None,
