@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use ckptcmp::storage::{FileSet, Region};
 use tempfile::TempDir;
 
-use crate::archive;
+use super::archive;
 
 /// Stands between the parts of an input that are files of a folder; an empty part is no file.
 pub const CUT: &[u8] = b"\n%%cut%%\n";
@@ -39,7 +39,7 @@ impl File {
 
     /// A set of this file alone, and its bytes.
     pub(crate) fn region(&self) -> (FileSet, Region) {
-        crate::files_of(&self.path)
+        super::files_of(&self.path)
     }
 }
 

@@ -27,7 +27,7 @@ use ckptcmp::layout::rules::{Rules, UserRule};
 use ckptcmp::names::megatron::Dialect;
 use ckptcmp::report::catalog::{write_json, write_screen};
 use ckptcmp::storage::FileSet;
-use ckptcmp::{CompareOptions, OpenOptions, Soundness, Style, Verdict};
+use ckptcmp::{CheckOptions, CompareOptions, OpenOptions, Soundness, Style, Verdict};
 
 pub use folder::CUT;
 use folder::{File, Folder};
@@ -174,6 +174,18 @@ pub fn deepspeed(bytes: &[u8]) {
     hold(Folder::of(&names, bytes).path());
 }
 
+/// Rank files of FSDP, models and optimizers of two ranks.
+pub fn fsdp_ranks(bytes: &[u8]) {
+    let names = [
+        "model_world_size_2_rank_0.pt",
+        "model_world_size_2_rank_1.pt",
+        "optim_world_size_2_rank_0.pt",
+        "optim_world_size_2_rank_1.pt",
+        "huggingface/config.json",
+    ];
+    hold(Folder::of(&names, bytes).path());
+}
+
 /// A step's folder of InfiniTrain.
 pub fn infinitrain(bytes: &[u8]) {
     let names = [
@@ -249,13 +261,14 @@ fn hold(path: &Path) {
         return;
     }
     let Ok(c) = open() else { panic!("opens only twice") };
-    let check = ckptcmp::check(c, false).expect("nobody changes the files");
+    let check = ckptcmp::check(c, &CheckOptions::default()).expect("nobody changes the files");
     let mut out = Vec::new();
     check.write_json(&mut out).expect("room");
     check.write_screen(Style::PLAIN, &mut out).expect("room");
     let report = ckptcmp::compare(a, b, &CompareOptions::default());
     let report = report.expect("nobody changes the files");
     report.write_json(&mut out).expect("room");
+    report.write_document(false, &mut out).expect("room");
     report.write_screen(Style::PLAIN, &mut out).expect("room");
     if check.soundness == Soundness::Sound {
         assert_eq!(report.verdict, Verdict::Identical, "sound, and not identical with itself");
