@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::base::extent;
-use crate::kernel::Stats;
+use crate::kernel::{Spread, Stats};
 
+use super::side_reader::unflattened;
 use super::{Outcome, TensorComparison};
 
 /// A number or text that a report may show of a tensor.
@@ -28,6 +29,11 @@ const fn on_request(name: &'static str, value: fn(&TensorComparison) -> Value) -
 /// The metric for which some tensors are read a second time.
 pub const ONE_MINUS_COS: &str = "one_minus_cos";
 
+/// A metric for which the sizes of differences are taken.
+pub const MAX_ULP: &str = "max_ulp";
+/// Another one: how many elements differ by each power of two.
+pub const HISTOGRAM: &str = "histogram";
+
 /// All metrics, in the order in which they are written.
 pub static METRICS: &[Metric] = &[
     default("l2", |tensor| of_stats(tensor, |stats| json!(stats.l2()))),
@@ -41,10 +47,16 @@ pub static METRICS: &[Metric] = &[
     on_request("rel_l2", |tensor| of_stats(tensor, |stats| json!(stats.rel_l2()))),
     on_request("max_abs", |tensor| of_finite(tensor, |stats| json!(stats.max_abs()))),
     on_request("max_abs_index", |tensor| {
-        of_finite(tensor, |stats| match (&tensor.example, stats.max_abs_index()) {
-            (Some(example), Some(_)) => json!(example.index),
-            _ => Value::Null,
-        })
+        let index = |at| unflattened(at, &tensor.shapes[0]);
+        of_finite(tensor, |stats| json!(stats.max_abs_index().map(index)))
+    }),
+    on_request(MAX_ULP, |tensor| {
+        let spread = tensor.spread.as_ref();
+        of_finite(tensor, |_| json!(spread.map(Spread::max_ulp)))
+    }),
+    on_request(HISTOGRAM, |tensor| match &tensor.spread {
+        Some(spread) => of_stats(tensor, |_| json!(spread.powers())),
+        None => Value::Null,
     }),
     on_request("mean_abs", |tensor| of_stats(tensor, |stats| json!(stats.mean_abs()))),
     on_request("differing", |tensor| of_stats(tensor, |stats| json!(stats.differing()))),

@@ -10,10 +10,11 @@
 //! rows across the file; besides, pages of the files that are looked at, which the system may take back.
 //!
 //! Each file uses only those before it: `sums` and `side_files`, `strided`, `gather` (one copy), `copies` (all of a tensor),
-//! `side_reader` (one side), `pass` (units, threads, folding), then the two tasks.
+//! `side_reader` (one side), `pass` (units, threads, folding), then the tasks, `masters` before `self_check`.
 
 mod copies;
 mod gather;
+mod masters;
 pub mod metrics;
 mod pass;
 mod self_check;
@@ -31,16 +32,19 @@ use rayon::prelude::*;
 
 use crate::base::dtype::Dtype;
 use crate::base::side::Side;
-use crate::kernel::{ExactSums, Stats, compare_block};
+use crate::kernel::{
+    Beyond, Closeness, DenseBlock, ExactSums, Spread, Stats, compare_block, count_beyond,
+};
 use crate::names::Name;
 use crate::pairing::Pair;
 use crate::storage::FileSet;
 use crate::tensor::LogicalTensor;
 
-use pass::{PassTotals, TensorPass, bytes, unit_bytes};
+use pass::{Extra, PassTotals, TensorPass, bytes, unit_bytes};
 use side_files::SideFiles;
 use side_reader::{SideReader, unflattened};
 
+pub use masters::Rounding;
 pub use self_check::{TensorCheck, bytes_to_self_check, self_check};
 pub use side_files::ReadError;
 pub use side_reader::ReplicaDifference;
@@ -57,10 +61,15 @@ pub struct TensorComparison {
     pub shapes: [Vec<u64>; 2],
     /// The outcome.
     pub outcome: Outcome,
-    /// The element with the largest difference, or else the first one that differs.
+    /// The first element that is not as close as was asked for, or else the one with the largest difference, or the first one
+    /// that differs.
     pub example: Option<Example>,
     /// `1 - cos` from exact sums, where the statistics do not tell it well enough and it was asked for.
     pub one_minus_cos: Option<f64>,
+    /// The elements that are not as close as was asked for.
+    pub beyond: Option<Beyond>,
+    /// The sizes of the differences, where they were asked for.
+    pub spread: Option<Spread>,
     /// Copies that are not bit by bit the first one, parts of a sum included.
     pub replicas: Vec<ReplicaDifference>,
     /// Vocabulary rows beyond those compared, on each side.
@@ -73,7 +82,7 @@ pub struct TensorComparison {
 #[derive(Debug)]
 pub enum Outcome {
     /// Both sides were read.
-    Compared(Stats),
+    Compared(Box<Stats>),
     /// There is nothing to subtract.
     ShapeDiffers,
     /// One side cannot be read.
@@ -89,17 +98,54 @@ pub struct Example {
     pub values: [String; 2],
 }
 
-/// Compares all pairs; `done` counts the bytes as they are compared.
-///
-/// With `exact_one_minus_cos`, the few tensors whose `1 - cos` is not known to [`ANGLE_ERROR`] from the first pass
-/// are read once more, for exact sums.
+/// The statistics that are wanted of a pair, beside those that are always taken.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// Elements are counted that are not as close as this.
+    pub closeness: Option<Closeness>,
+    /// The sizes of the differences.
+    pub spread: bool,
+    /// `1 - cos` to [`ANGLE_ERROR`]: where the first pass does not know it so well, a second one takes exact sums.
+    pub one_minus_cos: bool,
+}
+
+/// What is taken of a pair as [`Wanted`].
+#[derive(Debug, Default)]
+struct Found {
+    beyond: Beyond,
+    spread: Spread,
+}
+
+impl Extra for Found {
+    fn merge(&mut self, other: Self) {
+        self.beyond.merge(&other.beyond);
+        self.spread.merge(&other.spread);
+    }
+}
+
+impl Wanted {
+    /// The statistics of a block; what is wanted besides is added to `found` while the block is in a cache.
+    fn of_block(self, [a, b]: [DenseBlock<'_>; 2], first: u64, found: &mut Found) -> Stats {
+        let stats = compare_block(a, b, first);
+        if let Some(closeness) = &self.closeness {
+            found.beyond.merge(&count_beyond([a, b], closeness, &stats, first));
+        }
+        if self.spread {
+            found.spread.merge(&Spread::of_block(a, b, &stats));
+        }
+        stats
+    }
+}
+
+/// Compares all pairs, and takes of each what is `wanted`; `done` counts the bytes as they are compared.
 #[must_use]
 pub fn compare(
     pairs: &[Pair],
+    wanted: impl Fn(&Pair) -> Wanted,
     files: [&FileSet; 2],
-    exact_one_minus_cos: bool,
     done: &AtomicU64,
 ) -> Vec<TensorComparison> {
+    let wanted: Vec<Wanted> = pairs.iter().map(wanted).collect();
     let unit_bytes = unit_bytes(bytes_to_compare(pairs) / 2);
     let side_files = |side| SideFiles { side, files: files[side], sums: None };
     let reader = |side, tensor| SideReader::merging(side_files(side), tensor);
@@ -107,9 +153,12 @@ pub fn compare(
         TensorPass::new([reader(Side::A, a), reader(Side::B, b)], unit_bytes)
     });
     let passes: Vec<TensorPass<'_, 2>> = passes.collect();
-    let totals = pass::run_all(&passes, |[a, b], first| compare_block(a, b, first), done);
-    let finish = |((pair, pass), totals)| comparison(pair, pass, totals, exact_one_minus_cos);
-    pairs.iter().zip(&passes).zip(totals).map(finish).collect()
+    let of_block = |index: usize, blocks: [DenseBlock<'_>; 2], first, found: &mut Found| {
+        wanted[index].of_block(blocks, first, found)
+    };
+    let totals = pass::run_all(&passes.iter().collect::<Vec<_>>(), of_block, done);
+    let finish = |(((pair, pass), totals), wanted)| comparison(pair, pass, totals, wanted);
+    pairs.iter().zip(&passes).zip(totals).zip(wanted).map(finish).collect()
 }
 
 /// The relative error of `1 - cos` above which a tensor is read a second time.
@@ -123,6 +172,12 @@ pub fn bytes_to_compare(pairs: &[Pair]) -> u64 {
 }
 
 impl Pair {
+    /// The dtype of each side.
+    #[must_use]
+    pub fn dtypes(&self) -> [Dtype; 2] {
+        self.sides.each_ref().map(LogicalTensor::dtype)
+    }
+
     fn is_comparable(&self) -> bool {
         self.sides[0].shape() == self.sides[1].shape()
     }
@@ -131,13 +186,13 @@ impl Pair {
 fn comparison(
     pair: &Pair,
     pass: &TensorPass<'_, 2>,
-    totals: PassTotals<2>,
-    exact_one_minus_cos: bool,
+    totals: PassTotals<2, Found>,
+    wanted: Wanted,
 ) -> TensorComparison {
-    let PassTotals { stats, differing, mut error } = totals;
+    let PassTotals { stats, differing, mut error, extra: found } = totals;
     let mut one_minus_cos = None;
     let is_known = stats.one_minus_cos_error().is_none_or(|error| error <= ANGLE_ERROR);
-    if exact_one_minus_cos && !is_known && error.is_none() {
+    if wanted.one_minus_cos && !is_known && error.is_none() {
         match exact_sums(pass) {
             Ok(sums) => one_minus_cos = sums.one_minus_cos(),
             Err(cause) => error = Some(cause),
@@ -150,22 +205,28 @@ fn comparison(
             Err(cause) => error = Some(cause),
         }
     }
+    let mut example = None;
+    if error.is_none() && pair.is_comparable() {
+        let at = found.beyond.first.or(stats.max_abs_index()).or(stats.first_differing());
+        match at.map(|at| self::example(pass, at)).transpose() {
+            Ok(shown) => example = shown,
+            Err(cause) => error = Some(cause),
+        }
+    }
     let outcome = match error {
         Some(error) => Outcome::Unreadable(error),
         None if !pair.is_comparable() => Outcome::ShapeDiffers,
-        None => Outcome::Compared(stats),
-    };
-    let example = match outcome {
-        Outcome::Compared(stats) => stats.max_abs_index().or(stats.first_differing()),
-        Outcome::ShapeDiffers | Outcome::Unreadable(_) => None,
+        None => Outcome::Compared(Box::new(stats)),
     };
     TensorComparison {
         name: pair.name.clone(),
-        dtypes: pair.sides.each_ref().map(LogicalTensor::dtype),
+        dtypes: pair.dtypes(),
         shapes: pair.sides.each_ref().map(|side| side.shape().to_vec()),
         outcome,
-        example: example.and_then(|at| self::example(pass, at)),
+        example,
         one_minus_cos,
+        beyond: wanted.closeness.map(|_| found.beyond),
+        spread: wanted.spread.then_some(found.spread),
         replicas,
         rows_left_out: pair.rows_left_out,
         tied_side: pair.tied_side,
@@ -186,9 +247,9 @@ fn exact_sums(pass: &TensorPass<'_, 2>) -> Result<ExactSums, ReadError> {
     })
 }
 
-/// Reads one element of both sides; `None` where the files are gone by now.
-fn example(pass: &TensorPass<'_, 2>, at: u64) -> Option<Example> {
+/// Reads one element of both sides.
+fn example(pass: &TensorPass<'_, 2>, at: u64) -> Result<Example, ReadError> {
     let [a, b] = &pass.sides;
     let index = unflattened(at, a.tensor().shape());
-    Some(Example { index, values: [a.value_text(at)?, b.value_text(at)?] })
+    Ok(Example { index, values: [a.value_text(at)?, b.value_text(at)?] })
 }

@@ -52,9 +52,21 @@ pub(super) struct TensorPass<'a, const N: usize> {
     part: u64,
 }
 
+/// Results beside the statistics, which may be put together in any order.
+pub(super) trait Extra: Default + Send {
+    /// Adds those of other elements of the tensor.
+    fn merge(&mut self, other: Self);
+}
+
+impl Extra for () {
+    fn merge(&mut self, (): Self) {}
+}
+
 /// The results of a pass, or of a part of it.
-pub(super) struct PassTotals<const N: usize> {
+pub(super) struct PassTotals<const N: usize, E = ()> {
     pub stats: Stats,
+    /// Other results.
+    pub extra: E,
     /// Numbers of the replicas of each side that differ from its first copy.
     pub differing: [BTreeSet<usize>; N],
     /// The first file that could not be read.
@@ -62,8 +74,9 @@ pub(super) struct PassTotals<const N: usize> {
 }
 
 /// The results of a unit of work.
-struct UnitTotals<const N: usize> {
+struct UnitTotals<const N: usize, E> {
     blocks: Vec<Stats>,
+    extra: E,
     differing: [BTreeSet<usize>; N],
     error: Option<ReadError>,
 }
@@ -149,20 +162,21 @@ impl<'a, const N: usize> TensorPass<'a, N> {
         readers.iter().try_for_each(UnitReader::check)
     }
 
-    fn run(
+    fn run<E: Extra>(
         &self,
         unit: &Range<u64>,
-        stats: &impl Fn([DenseBlock<'_>; N], u64) -> Stats,
+        stats: impl Fn([DenseBlock<'_>; N], u64, &mut E) -> Stats,
         done: &AtomicU64,
-    ) -> UnitTotals<N> {
+    ) -> UnitTotals<N, E> {
         let mut blocks = Vec::new();
+        let mut extra = E::default();
         let mut differing = [const { BTreeSet::new() }; N];
         let read = self.each_block(unit, &mut differing, |sides, first| {
-            blocks.push(stats(sides, first));
+            blocks.push(stats(sides, first, &mut extra));
             let elements = (self.numel - first).min(BLOCK as u64);
             done.fetch_add(elements * self.element, Ordering::Relaxed);
         });
-        UnitTotals { blocks, differing, error: read.err() }
+        UnitTotals { blocks, extra, differing, error: read.err() }
     }
 }
 
@@ -173,15 +187,16 @@ fn ranges(range: Range<u64>, step: u64) -> impl Iterator<Item = Range<u64>> {
     starts.map(move |start| start..start.saturating_add(step).min(end))
 }
 
-/// Takes the statistics of all blocks of all tensors; `done` counts the bytes.
-pub(super) fn run_all<const N: usize>(
-    passes: &[TensorPass<'_, N>],
-    stats: impl Fn([DenseBlock<'_>; N], u64) -> Stats + Sync,
+/// Takes the statistics of all blocks of all tensors, and what else is wanted; `stats` is told the number of the pass, and the
+/// flat index of the block's first element. `done` counts the bytes.
+pub(super) fn run_all<const N: usize, E: Extra>(
+    passes: &[&TensorPass<'_, N>],
+    stats: impl Fn(usize, [DenseBlock<'_>; N], u64, &mut E) -> Stats + Sync,
     done: &AtomicU64,
-) -> Vec<PassTotals<N>> {
-    let mut totals: Vec<PassTotals<N>> = passes.iter().map(|_| PassTotals::default()).collect();
+) -> Vec<PassTotals<N, E>> {
+    let mut totals: Vec<PassTotals<N, E>> = passes.iter().map(|_| PassTotals::default()).collect();
     let units =
-        |(index, pass): (usize, &TensorPass<'_, N>)| pass.units().map(move |unit| (index, unit));
+        |(index, pass): (usize, &&TensorPass<'_, N>)| pass.units().map(move |unit| (index, unit));
     let mut units = passes.iter().enumerate().flat_map(units);
     loop {
         let wave: Vec<(usize, Range<u64>)> = units.by_ref().take(WAVE).collect();
@@ -190,23 +205,34 @@ pub(super) fn run_all<const N: usize>(
         }
         // Threads that take the next unit in turn, for the sake of read-ahead, instead of a part of the wave each: no
         // faster, neither from the page cache nor from a disk.
-        let run = |(index, unit): &(usize, _)| passes[*index].run(unit, &stats, done);
-        let results: Vec<UnitTotals<N>> = wave.par_iter().with_max_len(1).map(run).collect();
+        let run = |(index, unit): &(usize, _)| {
+            let stats = |blocks: [DenseBlock<'_>; N], first, extra: &mut E| {
+                stats(*index, blocks, first, extra)
+            };
+            passes[*index].run(unit, stats, done)
+        };
+        let results: Vec<UnitTotals<N, E>> = wave.par_iter().with_max_len(1).map(run).collect();
         for ((index, _), result) in wave.iter().zip(results) {
             totals[*index].fold(result);
         }
     }
 }
 
-impl<const N: usize> Default for PassTotals<N> {
+impl<const N: usize, E: Extra> Default for PassTotals<N, E> {
     fn default() -> Self {
-        Self { stats: Stats::default(), differing: [const { BTreeSet::new() }; N], error: None }
+        Self {
+            stats: Stats::default(),
+            extra: E::default(),
+            differing: [const { BTreeSet::new() }; N],
+            error: None,
+        }
     }
 }
 
-impl<const N: usize> PassTotals<N> {
+impl<const N: usize, E: Extra> PassTotals<N, E> {
     /// Adds the results of a unit. They come in block order.
-    fn fold(&mut self, unit: UnitTotals<N>) {
+    fn fold(&mut self, unit: UnitTotals<N, E>) {
+        self.extra.merge(unit.extra);
         unit.blocks.iter().for_each(|block| self.stats.merge(block));
         for (all, differing) in self.differing.iter_mut().zip(unit.differing) {
             all.extend(differing);

@@ -56,9 +56,9 @@ impl<'a> SideReader<'a> {
         if self.is_banded { 1 + self.tensor().replicas().len() } else { 0 }
     }
 
-    /// The value of one element as text; `None` where the files are gone by now.
-    pub(super) fn value_text(&self, at: u64) -> Option<String> {
-        self.copies.value_text(self.merge, at).ok()
+    /// The value of one element as text.
+    pub(super) fn value_text(&self, at: u64) -> Result<String, ReadError> {
+        self.copies.value_text(self.merge, at)
     }
 
     /// The statistics of those replicas that were found to differ.

@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use super::gather::{Band, CopyReader};
 use super::side_files::{Maps, SideFiles};
 use super::strided::Element;
-use super::{Outcome, TensorComparison, compare};
+use super::{Outcome, TensorComparison, Wanted, compare};
 use crate::base::dtype::Dtype;
 use crate::base::side::Side;
 use crate::kernel::BLOCK;
@@ -323,7 +323,7 @@ fn compared(
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let files = [&disks[0].files, &disks[1].files];
-    let found = pool.install(|| compare(&[pair], files, false, &AtomicU64::new(0)));
+    let found = pool.install(|| compare(&[pair], |_| Wanted::default(), files, &AtomicU64::new(0)));
     outcome(&found[0])
 }
 
@@ -341,7 +341,7 @@ fn a_file_that_shrinks_before_it_is_read_is_an_outcome() {
         tied_side: None,
     };
     disk.file.as_file().set_len(4095).unwrap();
-    let found = compare(&[pair], [&disk.files, &disk.files], false, &AtomicU64::new(0));
+    let found = compare(&[pair], |_| Wanted::default(), [&disk.files; 2], &AtomicU64::new(0));
     let Outcome::Unreadable(error) = &found[0].outcome else { unreachable!("{:?}", found[0]) };
     assert_eq!((error.side, error.file.as_path()), (Side::A, disk.file.path()));
     assert!(disk.files.changed().is_some());

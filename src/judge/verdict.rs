@@ -1,7 +1,10 @@
 //! Statistics -> verdicts, and the exit codes that say them. Pure.
 
+use crate::base::dtype::{Dtype, DtypeKind};
 use crate::compare::{Outcome, ReplicaDifference, TensorCheck, TensorComparison};
 use crate::kernel::Stats;
+
+use super::bounds::Bounds;
 
 /// The verdict on one tensor, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -10,10 +13,33 @@ pub enum TensorVerdict {
     Identical,
     /// The same values, though not all the same bits: another dtype, or zeros of another sign.
     Equal,
+    /// Every element of one side is that of the other, rounded to its dtype.
+    Cast,
+    /// All bounds that were given hold.
+    Within,
     /// At least one difference.
     Different,
     /// A file that could not be read.
     Unread,
+}
+
+impl TensorVerdict {
+    /// All, from best to worst.
+    pub const ALL: [Self; 6] =
+        [Self::Identical, Self::Equal, Self::Cast, Self::Within, Self::Different, Self::Unread];
+
+    /// The word for it in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Identical => "identical",
+            Self::Equal => "equal",
+            Self::Cast => "cast",
+            Self::Within => "within",
+            Self::Different => "different",
+            Self::Unread => "unread",
+        }
+    }
 }
 
 /// The verdict on a comparison, from best to worst.
@@ -23,7 +49,11 @@ pub enum Verdict {
     Identical,
     /// All tensors are equal.
     Equal,
-    /// At least one tensor differs, or is on one side only.
+    /// All tensors are equal, or casts where these may pass.
+    Cast,
+    /// All tensors hold the bounds that were given.
+    Within,
+    /// At least one tensor does not pass, or is on one side only.
     Different,
     /// Something could not be read or compared.
     Trouble,
@@ -34,62 +64,185 @@ impl Verdict {
     #[must_use]
     pub fn exit_code(self) -> u8 {
         match self {
-            Self::Identical | Self::Equal => 0,
+            Self::Identical | Self::Equal | Self::Cast | Self::Within => 0,
             Self::Different => 1,
             Self::Trouble => 2,
         }
     }
-}
 
-impl From<TensorVerdict> for Verdict {
-    fn from(verdict: TensorVerdict) -> Self {
-        match verdict {
-            TensorVerdict::Identical => Self::Identical,
-            TensorVerdict::Equal => Self::Equal,
-            TensorVerdict::Different => Self::Different,
-            TensorVerdict::Unread => Self::Trouble,
+    /// The word for it in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Identical => "identical",
+            Self::Equal => "equal",
+            Self::Cast => "cast",
+            Self::Within => "within",
+            Self::Different => "different",
+            Self::Trouble => "trouble",
         }
     }
 }
 
-/// Judges one tensor. Elements that are not finite have no distance, so they never count as equal.
+/// The judgement on one tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgement {
+    /// The best that is true of it.
+    pub verdict: TensorVerdict,
+    /// It is good enough by the bounds that it has to hold.
+    pub passes: bool,
+    /// The bounds that do not hold, where it does not pass.
+    pub broken: Vec<BrokenBound>,
+    /// The side of the cast that is rounded, 0 or 1, and the number of its elements that are not: of floats of two dtypes.
+    pub rounded: Option<(usize, u64)>,
+    /// A bound on each element that an all-zero tensor would hold, too.
+    pub weak: Option<WeakBound>,
+}
+
+/// A bound that does not hold.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BrokenBound {
+    /// So many elements are not as close as they have to be.
+    Elements(u64),
+    /// A metric is larger than it may be, or not defined.
+    Metric {
+        /// Its name.
+        name: &'static str,
+        /// Its value.
+        value: Option<f64>,
+        /// Its bound.
+        max: f64,
+    },
+}
+
+/// A bound that can hardly fail.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum WeakBound {
+    /// One that zeros in place of a hold, whatever b is.
+    Rtol(f64),
+    /// One that is larger than most elements of b.
+    Atol {
+        /// The bound.
+        atol: f64,
+        /// The root of the mean square of b.
+        rms: f64,
+    },
+}
+
+/// Judges one tensor by the bounds that it has to hold.
+///
+/// Elements that are not finite have no distance, so without bounds they never count as equal; with `equal_nan` they do
+/// where both sides have the same ones.
 #[must_use]
-pub fn of_tensor(tensor: &TensorComparison) -> TensorVerdict {
-    match &tensor.outcome {
-        Outcome::Unreadable(_) => TensorVerdict::Unread,
-        Outcome::ShapeDiffers => TensorVerdict::Different,
-        Outcome::Compared(stats) => match (stats.differing(), stats.is_finite()) {
-            (0, true) if stats.is_identical() => TensorVerdict::Identical,
-            (0, true) => TensorVerdict::Equal,
-            _ => TensorVerdict::Different,
-        },
+pub fn of_tensor(tensor: &TensorComparison, bounds: &Bounds) -> Judgement {
+    let stats = match &tensor.outcome {
+        Outcome::Unreadable(_) => return Judgement::failed(TensorVerdict::Unread),
+        Outcome::ShapeDiffers => return Judgement::failed(TensorVerdict::Different),
+        Outcome::Compared(stats) if bounds.equal_nan == Some(true) => stats.with_equal_nan(),
+        Outcome::Compared(stats) => **stats,
+    };
+    let weak = weak_bound(tensor, &stats, bounds);
+    let passed = |verdict| Judgement { passes: true, weak, ..Judgement::failed(verdict) };
+    if stats.differing() == 0 && stats.is_finite() {
+        let is_identical = stats.is_identical();
+        return passed(if is_identical { TensorVerdict::Identical } else { TensorVerdict::Equal });
+    }
+    let rounded = rounded(tensor.dtypes, &stats);
+    let is_cast = rounded.is_some_and(|(_, misses)| misses == 0);
+    let broken = broken_bounds(tensor, &stats, bounds);
+    let holds_bounds = bounds.are_given() && broken.is_empty();
+    let verdict = match (is_cast, holds_bounds) {
+        (true, _) => TensorVerdict::Cast,
+        (false, true) => TensorVerdict::Within,
+        (false, false) => TensorVerdict::Different,
+    };
+    let passes = holds_bounds || is_cast && bounds.allow_cast == Some(true);
+    let broken = if passes { Vec::new() } else { broken };
+    Judgement { verdict, passes, broken, rounded, weak }
+}
+
+impl Judgement {
+    fn failed(verdict: TensorVerdict) -> Self {
+        Self { verdict, passes: false, broken: Vec::new(), rounded: None, weak: None }
     }
 }
 
-/// Judges a comparison.
+impl Bounds {
+    fn are_given(&self) -> bool {
+        self.rtol.is_some()
+            || self.atol.is_some()
+            || self.torch == Some(true)
+            || !self.max.is_empty()
+    }
+}
+
+/// The side that looks like the other, rounded: the one with fewer elements that are not.
+fn rounded(dtypes: [Dtype; 2], stats: &Stats) -> Option<(usize, u64)> {
+    let is_float = |dtype: &Dtype| dtype.kind() == DtypeKind::Float;
+    if dtypes[0] == dtypes[1] || !dtypes.iter().all(is_float) {
+        return None;
+    }
+    let [a, b] = stats.not_rounded();
+    Some(if a < b { (0, a) } else { (1, b) })
+}
+
+fn broken_bounds(tensor: &TensorComparison, stats: &Stats, bounds: &Bounds) -> Vec<BrokenBound> {
+    let beyond = tensor.beyond.map_or(0, |beyond| beyond.count);
+    let elements = (beyond > 0).then_some(BrokenBound::Elements(beyond));
+    let metrics = bounds.max.iter().filter_map(|bound| {
+        let value = (bound.metric.value)(tensor, stats);
+        let holds = value.is_some_and(|value| value <= bound.max);
+        (!holds).then_some(BrokenBound::Metric { name: bound.metric.name, value, max: bound.max })
+    });
+    elements.into_iter().chain(metrics).collect()
+}
+
+/// The bound on each element, where zeros in place of a would hold it in most of the tensor.
+fn weak_bound(tensor: &TensorComparison, stats: &Stats, bounds: &Bounds) -> Option<WeakBound> {
+    let closeness = bounds.closeness(tensor.dtypes)?;
+    if closeness.rtol >= 1.0 {
+        return Some(WeakBound::Rtol(closeness.rtol));
+    }
+    let rms = stats.norm_b()? / (stats.count() as f64).sqrt();
+    let is_weak = rms > 0.0 && closeness.atol > rms;
+    is_weak.then_some(WeakBound::Atol { atol: closeness.atol, rms })
+}
+
+/// Judges a comparison by the judgements on its tensors.
 ///
-/// `unpaired` counts the names on one side only, `problems` what could not be read before comparing. Replicas that
-/// disagree are a difference unless that is allowed; parts of a sum are none.
+/// `unpaired` counts the names on one side only that are not allowed there, `problems` what could not be read before
+/// comparing. Replicas that disagree are a difference unless that is allowed; parts of a sum are none.
 #[must_use]
-pub fn of_all(
-    tensors: &[TensorComparison],
+pub fn of_all<'a>(
+    judgements: impl IntoIterator<Item = &'a Judgement>,
     unpaired: usize,
     problems: usize,
-    allows_divergence: bool,
+    has_diverged: bool,
 ) -> Verdict {
-    let worst = tensors.iter().map(of_tensor).max();
-    let Some(worst) = worst.filter(|_| problems == 0).map(Verdict::from) else {
-        return Verdict::Trouble;
-    };
-    let mut replicas = tensors.iter().flat_map(|tensor| &tensor.replicas);
-    let has_diverged = !allows_divergence && replicas.any(ReplicaDifference::is_divergence);
+    let worst = judgements.into_iter().map(Judgement::on_all).max();
+    let Some(worst) = worst.filter(|_| problems == 0) else { return Verdict::Trouble };
     if unpaired > 0 || has_diverged { worst.max(Verdict::Different) } else { worst }
+}
+
+impl Judgement {
+    /// The verdict on a comparison of this tensor alone.
+    fn on_all(&self) -> Verdict {
+        match self.verdict {
+            TensorVerdict::Unread => Verdict::Trouble,
+            _ if !self.passes => Verdict::Different,
+            TensorVerdict::Identical => Verdict::Identical,
+            TensorVerdict::Equal => Verdict::Equal,
+            TensorVerdict::Cast => Verdict::Cast,
+            TensorVerdict::Within => Verdict::Within,
+            TensorVerdict::Different => Verdict::Different,
+        }
+    }
 }
 
 /// The verdict on a checkpoint held against itself, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Soundness {
-    /// All copies agree, every element is finite, and every file is part of it.
+    /// All copies agree, every weight is its master rounded, every element is finite, and every file is part of it.
     Sound,
     /// At least one of these is not so.
     Unsound,
@@ -121,7 +274,8 @@ impl Soundness {
 
 /// Judges a self-check.
 ///
-/// `findings` counts the unreferenced files and what else is not as it should be beside tensors, `problems` what could not be read before checking.
+/// `findings` counts the unreferenced files, the weights that are not their masters rounded, and what else is not as it should
+/// be beside single tensors, `problems` what could not be read before checking.
 #[must_use]
 pub fn of_check(tensors: &[TensorCheck], findings: usize, problems: usize) -> Soundness {
     let is_unread = tensors.iter().any(|tensor| tensor.stats.is_err());

@@ -46,11 +46,35 @@ pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f64]) {
     }
 }
 
-/// The number of this dtype that is nearest to `value`, of two the even one, as `f64`; of an integer dtype the value itself.
-pub(super) fn rounded(dtype: Dtype, value: f64) -> f64 {
+/// A binary floating point format.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FloatFormat {
+    /// Bits of the significand that are stored.
+    pub(super) mantissa_bits: i32,
+    /// The exponent of the smallest normal numbers, which denormals share.
+    pub(super) lowest_exponent: i32,
+    /// The largest number.
+    pub(super) largest: f64,
+}
+
+impl FloatFormat {
+    /// The exponent of the smallest positive number.
+    pub(super) fn smallest_exponent(self) -> i32 {
+        self.lowest_exponent - self.mantissa_bits
+    }
+
+    /// The exponent of the distance from a number other than zero to the next.
+    pub(super) fn unit_exponent(self, value: f64) -> i32 {
+        let exponent = ((value.to_bits() >> 52) & 0x7ff) as i32 - 1023;
+        exponent.max(self.lowest_exponent) - self.mantissa_bits
+    }
+}
+
+/// The format of the numbers of a dtype; none of integers.
+pub(super) fn float_format(dtype: Dtype) -> Option<FloatFormat> {
     let (mantissa_bits, lowest_exponent, largest) = match dtype {
-        #[expect(clippy::cast_possible_truncation, reason = "rounding is what is wanted")]
-        Dtype::Float32 | Dtype::Complex64 => return f64::from(value as f32),
+        Dtype::Float64 | Dtype::Complex128 => (52, -1022, f64::MAX),
+        Dtype::Float32 | Dtype::Complex64 => (23, -126, f64::from(f32::MAX)),
         Dtype::Float16 => (10, -14, 65504.0),
         Dtype::BFloat16 => (7, -126, f64::from(bfloat16(0x7f7f))),
         Dtype::Float8E4M3Fn => (3, -6, 448.0),
@@ -58,15 +82,27 @@ pub(super) fn rounded(dtype: Dtype, value: f64) -> f64 {
         Dtype::Float8E5M2 => (2, -14, 57344.0),
         Dtype::Float8E5M2Fnuz => (2, -15, 57344.0),
         Dtype::Float8E8M0Fnu => (0, -127, scale(0xfe)),
-        _ => return value,
+        _ => return None,
     };
-    if value == 0.0 || !value.is_finite() {
+    Some(FloatFormat { mantissa_bits, lowest_exponent, largest })
+}
+
+/// The number of this dtype that is nearest to `value`, of two the even one, as `f64`; of an integer dtype the value itself.
+pub(super) fn rounded(dtype: Dtype, value: f64) -> f64 {
+    let Some(format) = float_format(dtype) else { return value };
+    if value == 0.0 || !value.is_finite() || format.mantissa_bits == 52 {
         return value;
     }
-    let exponent = ((value.to_bits() >> 52) & 0x7ff) as i32 - 1023;
-    let unit = 2f64.powi(exponent.max(lowest_exponent) - mantissa_bits);
+    let unit = 2f64.powi(format.unit_exponent(value));
     let nearest = (value / unit).round_ties_even() * unit;
-    if nearest.abs() > largest { f64::INFINITY.copysign(value) } else { nearest }
+    if nearest.abs() > format.largest { f64::INFINITY.copysign(value) } else { nearest }
+}
+
+/// The value of a code of a dtype of one byte.
+pub(super) fn value_of_byte(dtype: Dtype, code: u8) -> f64 {
+    let mut value = [0.0];
+    decode(dtype, &[code], &mut value);
+    value[0]
 }
 
 /// The first element as text that reads back to the same value: integers whole, complex ones as `re+imi`.
@@ -106,7 +142,8 @@ fn bfloat16(bits: u16) -> f32 {
 
 /// IEEE binary16, without a branch: normal numbers by moving the exponent to its place in an
 /// `f32`, denormals as what they add to a one half whose last bit is their unit.
-fn float16(bits: u16) -> f32 {
+#[inline(always)]
+pub(super) fn float16(bits: u16) -> f32 {
     /// The addend that takes an exponent of bias 15 to bias 127; applied twice it takes 31 to 255.
     const REBIAS: u32 = (127 - 15) << 23;
     let bits = u32::from(bits);

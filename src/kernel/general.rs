@@ -89,13 +89,15 @@ fn scan(pair: &mut Pair<'_>, first: u64, stats: &mut Stats) -> Scales {
         }
         if !pair.is_finite {
             for element in 0..elements {
+                let is_nan = [0, 1].map(|side| pair.any(side, element, f64::is_nan));
+                let is_infinite = [0, 1].map(|side| pair.any(side, element, f64::is_infinite));
                 for side in 0..2 {
-                    if pair.any(side, element, f64::is_nan) {
-                        stats.nan[side] += 1;
-                    } else if pair.any(side, element, f64::is_infinite) {
-                        stats.inf[side] += 1;
-                    }
+                    stats.nan[side] += u64::from(is_nan[side]);
+                    stats.inf[side] += u64::from(is_infinite[side] && !is_nan[side]);
                 }
+                stats.both_nan += u64::from(is_nan == [true; 2]);
+                let is_same = is_infinite == [true; 2] && !pair.differs(element);
+                stats.both_inf += u64::from(is_same && is_nan == [false; 2]);
             }
             pair.leave_out_non_finite(elements);
         }
@@ -133,7 +135,7 @@ fn accumulate(isa: Isa, pair: &mut Pair<'_>, first: u64, scales: Scales, stats: 
 
 /// Two blocks of the same number of elements, read chunk by chunk as real numbers, or as pairs of
 /// them if either side is complex.
-struct Pair<'a> {
+pub(super) struct Pair<'a> {
     sides: [DenseBlock<'a>; 2],
     /// Elements of a side.
     count: usize,
@@ -141,17 +143,17 @@ struct Pair<'a> {
     /// The first element of the chunk.
     start: usize,
     /// The numbers of the chunk, filled up with zeros.
-    values: [Chunk; 2],
+    pub(super) values: [Chunk; 2],
     /// Returns whether no decoded number is NaN or infinite.
     is_finite: bool,
     /// `a - b`
-    diff: Chunk,
+    pub(super) diff: Chunk,
     /// `a + b`
     sum: Chunk,
 }
 
 impl<'a> Pair<'a> {
-    fn new(a: DenseBlock<'a>, b: DenseBlock<'a>) -> Self {
+    pub(super) fn new(a: DenseBlock<'a>, b: DenseBlock<'a>) -> Self {
         Self {
             sides: [a, b],
             count: [a, b]
@@ -167,11 +169,11 @@ impl<'a> Pair<'a> {
         }
     }
 
-    fn elements_per_chunk(&self) -> usize {
+    pub(super) fn elements_per_chunk(&self) -> usize {
         CHUNK / self.reals_per_element
     }
 
-    fn chunks(&self) -> usize {
+    pub(super) fn chunks(&self) -> usize {
         self.count.div_ceil(self.elements_per_chunk())
     }
 
@@ -182,7 +184,7 @@ impl<'a> Pair<'a> {
 
     /// Decodes a chunk of both sides and returns its number of elements. `halved` says whether
     /// differences and sums are to be those of the halves of the values.
-    fn load(&mut self, index: usize, halved: [bool; 2]) -> usize {
+    pub(super) fn load(&mut self, index: usize, halved: [bool; 2]) -> usize {
         let start = index * self.elements_per_chunk();
         let elements = self.elements_per_chunk().min(self.count - start);
         for (side, values) in self.sides.iter().zip(&mut self.values) {
@@ -247,13 +249,13 @@ impl<'a> Pair<'a> {
     }
 
     /// Places of the numbers of an element in a chunk.
-    fn reals(&self, element: usize) -> Range<usize> {
+    pub(super) fn reals(&self, element: usize) -> Range<usize> {
         let start = element * self.reals_per_element;
         start..start + self.reals_per_element
     }
 
     /// Returns whether any number of an element of one side is so.
-    fn any(&self, side: usize, element: usize, is_so: fn(f64) -> bool) -> bool {
+    pub(super) fn any(&self, side: usize, element: usize, is_so: fn(f64) -> bool) -> bool {
         self.values[side][self.reals(element)].iter().any(|&value| is_so(value))
     }
 

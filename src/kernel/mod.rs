@@ -10,12 +10,15 @@
 //! magnitudes of their terms.
 
 mod angle;
+mod casts;
+mod closeness;
 mod decode;
 mod exact;
 mod general;
 mod lanes;
 mod plain;
 mod simd;
+mod spread;
 mod stats;
 mod sum;
 #[cfg(test)]
@@ -23,7 +26,9 @@ mod tests;
 mod transpose;
 
 pub use angle::ExactSums;
+pub use closeness::{Beyond, Closeness, count_beyond};
 pub use simd::Isa;
+pub use spread::Spread;
 pub use stats::Stats;
 pub use transpose::transpose;
 
@@ -103,6 +108,17 @@ pub fn rounded(dtype: Dtype, value: f64) -> f64 {
     decode::rounded(dtype, value)
 }
 
+/// Number of elements of `narrow` that are not those of `wide` rounded to its dtype, as [`Stats::not_rounded`] has it of
+/// the two: all that can be rounded are floats. The blocks are as those of [`compare_block`].
+#[must_use]
+pub fn not_rounded(narrow: DenseBlock<'_>, wide: DenseBlock<'_>) -> u64 {
+    if casts::are_casts(narrow.dtype, wide.dtype) {
+        casts::misses(Isa::best(), wide, narrow)
+    } else {
+        compare_block(narrow, wide, 0).not_rounded()[0]
+    }
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "at most 16")]
 fn size(dtype: Dtype) -> usize {
     dtype.size() as usize
@@ -144,5 +160,11 @@ pub fn compare_block_with(isa: Isa, a: DenseBlock<'_>, b: DenseBlock<'_>, first:
         Equality::Different => (false, None),
     };
     let stats = quick.unwrap_or_else(|| general::compare(isa, a, b, first));
-    Stats { is_identical, ..stats }
+    let differing = stats.differing - stats.both_nan;
+    let not_rounded = match differing {
+        0 => [0; 2],
+        _ if casts::are_casts(a.dtype, b.dtype) => casts::not_rounded(isa, a, b, differing),
+        _ => [differing; 2],
+    };
+    Stats { is_identical, not_rounded, ..stats }
 }

@@ -30,6 +30,9 @@ pub struct Stats {
     pub(super) is_identical: bool,
     pub(super) nan: [u64; 2],
     pub(super) inf: [u64; 2],
+    pub(super) both_nan: u64,
+    pub(super) both_inf: u64,
+    pub(super) not_rounded: [u64; 2],
     pub(super) max_abs: f64,
     pub(super) max_abs_index: Option<u64>,
     pub(super) sums: Sums,
@@ -81,6 +84,9 @@ impl Default for Stats {
             is_identical: true,
             nan: [0; 2],
             inf: [0; 2],
+            both_nan: 0,
+            both_inf: 0,
+            not_rounded: [0; 2],
             max_abs: 0.0,
             max_abs_index: None,
             sums: Sums::default(),
@@ -102,7 +108,10 @@ impl Stats {
         for side in 0..2 {
             self.nan[side] += later.nan[side];
             self.inf[side] += later.inf[side];
+            self.not_rounded[side] += later.not_rounded[side];
         }
+        self.both_nan += later.both_nan;
+        self.both_inf += later.both_inf;
         // Only a larger one replaces an earlier one: ties go to the lowest index.
         if later.max_abs > self.max_abs {
             self.max_abs = later.max_abs;
@@ -174,6 +183,34 @@ impl Stats {
     #[must_use]
     pub fn inf(&self) -> [u64; 2] {
         self.inf
+    }
+
+    /// Number of elements of a that are not those of b, rounded to a's dtype as torch does; and of b the same the other way.
+    /// 0 on either means that this side is an exact cast of the other. Only floats of different dtypes are casts: otherwise
+    /// these are the elements that differ.
+    #[must_use]
+    pub fn not_rounded(&self) -> [u64; 2] {
+        self.not_rounded
+    }
+
+    /// These statistics as those of the elements that are finite, if all others are NaN on both sides, or the same infinity on
+    /// both; otherwise as they are.
+    #[must_use]
+    pub fn with_equal_nan(&self) -> Self {
+        if self.nan != [self.both_nan; 2] || self.inf != [self.both_inf; 2] {
+            return *self;
+        }
+        let differing = self.differing - self.both_nan;
+        let first_differing = self.first_differing.filter(|_| differing > 0);
+        Self {
+            nan: [0; 2],
+            inf: [0; 2],
+            both_nan: 0,
+            both_inf: 0,
+            differing,
+            first_differing,
+            ..*self
+        }
     }
 
     /// Returns whether no element of either side is NaN or infinite.

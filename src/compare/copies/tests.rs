@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use tempfile::NamedTempFile;
 
 use crate::base::dtype::Dtype;
-use crate::compare::{Outcome, TensorComparison, compare};
+use crate::compare::{Outcome, TensorComparison, Wanted, compare};
 use crate::kernel::BLOCK;
 use crate::names::Name;
 use crate::pairing::Pair;
@@ -54,7 +54,8 @@ fn tensor(file: FileId, (offset, len, dtype): (u64, u64, Dtype), name: &str) -> 
 fn on(threads: usize, sides: [LogicalTensor; 2], files: &FileSet) -> TensorComparison {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let pair = Pair { name: Name::new("norm"), sides, rows_left_out: [0, 0], tied_side: None };
-    pool.install(|| compare(&[pair], [files, files], true, &AtomicU64::new(0))).remove(0)
+    let wanted = |_: &Pair| Wanted { one_minus_cos: true, ..Wanted::default() };
+    pool.install(|| compare(&[pair], wanted, [files; 2], &AtomicU64::new(0))).remove(0)
 }
 
 fn stats(found: &TensorComparison) -> &crate::kernel::Stats {

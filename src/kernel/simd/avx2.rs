@@ -20,6 +20,8 @@ use super::body::bytes_of;
 use super::integer::{Aside, Integers, SPAN, window};
 use super::{BFLOAT16, CHUNK, FLOAT16, FLOAT32, FLOAT64, Form, Found, width};
 use crate::kernel::LANES;
+use crate::kernel::casts;
+use crate::kernel::closeness::{self, Closeness};
 use crate::kernel::exact::Buckets;
 use crate::kernel::lanes::{Chunk, Lanes, Totals, larger};
 

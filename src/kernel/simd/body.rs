@@ -106,6 +106,25 @@ macro_rules! loops {
             largest_of(largest)
         }
 
+        /// See [`Isa::cast_misses`](super::Isa::cast_misses).
+        #[target_feature($(enable = $feature),+)]
+        pub(super) fn cast_misses<const FROM: Form, const TO: Form>(
+            wide: &[u8],
+            narrow: &[u8],
+        ) -> u64 {
+            casts::loop_over::<FROM, TO>(wide, narrow)
+        }
+
+        /// See [`Isa::beyond`](super::Isa::beyond).
+        #[target_feature($(enable = $feature),+)]
+        pub(super) fn beyond<const A: Form, const B: Form>(
+            a: &[u8],
+            b: &[u8],
+            closeness: &Closeness,
+        ) -> u64 {
+            closeness::loop_over::<A, B>(a, b, closeness)
+        }
+
         /// See [`Isa::decoded_pairs`](super::Isa::decoded_pairs).
         #[target_feature($(enable = $feature),+)]
         pub(super) fn decoded_pairs(a: &Chunk, b: &Chunk, totals: &mut Totals) -> Found {

@@ -49,6 +49,7 @@ mod avx512;
 mod neon;
 mod scalar;
 
+use super::closeness::Closeness;
 use super::exact::Buckets;
 use super::lanes::{CHUNK, Chunk, Lanes, Totals, larger};
 use crate::base::dtype::Dtype;
@@ -237,6 +238,27 @@ macro_rules! dispatch {
     };
 }
 
+/// Runs an expression with two forms as constants.
+macro_rules! forms {
+    ($a:expr, $b:expr, |$A:ident, $B:ident| $body:expr) => {
+        match $a {
+            BFLOAT16 => forms!(@ BFLOAT16, $b, |$A, $B| $body),
+            FLOAT16 => forms!(@ FLOAT16, $b, |$A, $B| $body),
+            FLOAT32 => forms!(@ FLOAT32, $b, |$A, $B| $body),
+            _ => forms!(@ FLOAT64, $b, |$A, $B| $body),
+        }
+    };
+    (@ $a:ident, $b:expr, |$A:ident, $B:ident| $body:expr) => {{
+        const $A: Form = $a;
+        match $b {
+            BFLOAT16 => { const $B: Form = BFLOAT16; $body }
+            FLOAT16 => { const $B: Form = FLOAT16; $body }
+            FLOAT32 => { const $B: Form = FLOAT32; $body }
+            _ => { const $B: Form = FLOAT64; $body }
+        }
+    }};
+}
+
 impl Isa {
     /// Adds numbers to all sums, chunk by chunk. There are as many on both sides, a
     /// multiple of [`ROW`].
@@ -246,26 +268,26 @@ impl Isa {
         (b_form, b): (Form, &[u8]),
         totals: &mut Totals,
     ) -> Found {
-        match a_form {
-            BFLOAT16 => self.pairs_with::<BFLOAT16>(a, (b_form, b), totals),
-            FLOAT16 => self.pairs_with::<FLOAT16>(a, (b_form, b), totals),
-            FLOAT32 => self.pairs_with::<FLOAT32>(a, (b_form, b), totals),
-            _ => self.pairs_with::<FLOAT64>(a, (b_form, b), totals),
-        }
+        forms!(a_form, b_form, |A, B| dispatch!(self, pairs::<A, B>(a, b, totals)))
     }
 
-    fn pairs_with<const A: Form>(
+    /// Number of numbers on the second side that are not those on the first one, rounded; there are as many on both.
+    pub(in crate::kernel) fn cast_misses(
         self,
-        a: &[u8],
+        (from, wide): (Form, &[u8]),
+        (to, narrow): (Form, &[u8]),
+    ) -> u64 {
+        forms!(from, to, |FROM, TO| dispatch!(self, cast_misses::<FROM, TO>(wide, narrow)))
+    }
+
+    /// Number of real elements that are not close; there are as many on both sides.
+    pub(in crate::kernel) fn beyond(
+        self,
+        (a_form, a): (Form, &[u8]),
         (b_form, b): (Form, &[u8]),
-        totals: &mut Totals,
-    ) -> Found {
-        match b_form {
-            BFLOAT16 => dispatch!(self, pairs::<A, BFLOAT16>(a, b, totals)),
-            FLOAT16 => dispatch!(self, pairs::<A, FLOAT16>(a, b, totals)),
-            FLOAT32 => dispatch!(self, pairs::<A, FLOAT32>(a, b, totals)),
-            _ => dispatch!(self, pairs::<A, FLOAT64>(a, b, totals)),
-        }
+        closeness: &Closeness,
+    ) -> u64 {
+        forms!(a_form, b_form, |A, B| dispatch!(self, beyond::<A, B>(a, b, closeness)))
     }
 
     /// Adds the squares of numbers, chunk by chunk. There are a

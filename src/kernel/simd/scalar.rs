@@ -2,6 +2,8 @@
 //! multiply-add this is slow, because each one is a call, of products that do not fit an `f64`.
 
 use super::{CHUNK, FLOAT64, Form, Found, form_dtype, width};
+use crate::kernel::casts;
+use crate::kernel::closeness::{self, Closeness};
 use crate::kernel::decode::decode_chunk;
 use crate::kernel::exact::{Buckets, is_finite};
 use crate::kernel::lanes::{Chunk, Lanes, Totals, larger, largest_magnitude};
@@ -34,6 +36,20 @@ pub(super) fn pairs<const A: Form, const B: Form>(
         }
     }
     found
+}
+
+/// See [`Isa::cast_misses`](super::Isa::cast_misses).
+pub(super) fn cast_misses<const FROM: Form, const TO: Form>(wide: &[u8], narrow: &[u8]) -> u64 {
+    casts::loop_over::<FROM, TO>(wide, narrow)
+}
+
+/// See [`Isa::beyond`](super::Isa::beyond).
+pub(super) fn beyond<const A: Form, const B: Form>(
+    a: &[u8],
+    b: &[u8],
+    closeness: &Closeness,
+) -> u64 {
+    closeness::loop_over::<A, B>(a, b, closeness)
 }
 
 /// See [`Isa::decoded_pairs`](super::Isa::decoded_pairs).

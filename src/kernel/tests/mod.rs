@@ -220,6 +220,7 @@ fn all_paths_give_the_same_bits() {
                 );
                 let expected = Stats {
                     is_identical: count == 0 && a.dtype == b.dtype,
+                    not_rounded: compare_block_with(Isa::SCALAR, a, b, 7).not_rounded(),
                     ..general::compare(Isa::SCALAR, a, b, 7)
                 };
                 let equal = bits(&general::compare(Isa::SCALAR, a, a, 7));
