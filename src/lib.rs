@@ -55,7 +55,7 @@
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
 //! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
 //! | [`compare`](mod@compare) | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |
-//! | [`judge`] | statistics -> identical, equal, different or trouble -> exit code |
+//! | [`judge`] | statistics -> a verdict by the bounds of flags and rules -> exit code |
 //! | [`report`] | a finished comparison or check -> screen, JSON; a catalog -> inspection |
 //! | [`pipeline`] | all of it on one screen: agree, pair, compare, judge |
 //! | [`cli`], [`run`] | typed flags; from them to an exit code |
@@ -67,7 +67,7 @@
 //! spelling of a name is a line in [`names::megatron`]; a model of
 //! Hugging Face's is a `model_type` or some rows in [`names::families`]; a tensor that is stored fused is a row in
 //! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is
-//! a row in [`compare::metrics`]; a new output is a file in [`report`].
+//! a row in [`compare::metrics`], one that may be bounded one in [`judge::bounds`]; a new output is a file in [`report`].
 //!
 //! # Invariants
 //!

@@ -9,14 +9,18 @@ use thiserror::Error;
 use crate::base::side::Side;
 use crate::catalog::{Catalog, Problem};
 use crate::compare as compared;
-use crate::compare::metrics::{self, Metric, ONE_MINUS_COS};
-use crate::compare::{ContentSums, bytes_to_compare, bytes_to_self_check, self_check};
+use crate::compare::metrics::{self, HISTOGRAM, MAX_ULP, Metric, ONE_MINUS_COS};
+use crate::compare::{
+    ContentSums, ReplicaDifference, TensorComparison, Wanted, bytes_to_compare,
+    bytes_to_self_check, self_check,
+};
 use crate::dialects;
 use crate::formats;
+use crate::judge::policy::Policy;
 use crate::judge::verdict;
-use crate::pairing::{Selection, pair, settle_positions};
+use crate::pairing::{Pair, Pairing, Selection, pair, settle_positions};
 use crate::report::check::{CheckReport, ForeignGlobal};
-use crate::report::{Report, progress};
+use crate::report::{Judged, Report, progress};
 
 /// The way in which two checkpoints are compared.
 pub struct CompareOptions {
@@ -24,6 +28,10 @@ pub struct CompareOptions {
     pub selection: Selection,
     /// The metrics of each tensor in the report.
     pub metrics: Vec<&'static Metric>,
+    /// The bounds that tensors have to hold, and the names that may be on one side only.
+    pub policy: Policy,
+    /// The report has all metrics of each tensor, some of which take longer, not only those that were asked for.
+    pub measures_all: bool,
     /// Replicas that disagree are no difference.
     pub allow_diverged: bool,
     /// A progress bar on standard error, where that is a terminal.
@@ -31,11 +39,13 @@ pub struct CompareOptions {
 }
 
 impl Default for CompareOptions {
-    /// All tensors, the default metrics, replicas that must agree, no progress bar.
+    /// All tensors, the default metrics, equal values, replicas that must agree, no progress bar.
     fn default() -> Self {
         Self {
             selection: Selection::default(),
             metrics: metrics::defaults(),
+            policy: Policy::default(),
+            measures_all: false,
             allow_diverged: false,
             shows_progress: false,
         }
@@ -113,35 +123,83 @@ pub fn compare(
     mut b: Catalog,
     options: &CompareOptions,
 ) -> Result<Report, ChangedError> {
-    dialects::agree(&mut a, &mut b);
-    settle_positions(&mut a, &mut b);
-    for catalog in [&mut a, &mut b] {
-        catalog.problems.retain(|problem| !options.selection.leaves_out(problem));
+    if a.files.is_same_as(&b.files) {
+        b.notes.push("the same files as a".to_owned());
     }
-
-    let pairing = pair(&a, &b, &options.selection);
-    let exact_one_minus_cos = options.metrics.iter().any(|metric| metric.name == ONE_MINUS_COS);
+    let mut pairing = paired(&mut a, &mut b, &options.selection);
+    let excused = options.policy.excuse(&mut pairing);
     let total = bytes_to_compare(&pairing.pairs);
+    let wanted = |pair: &Pair| options.wanted(pair);
     let tensors = progress::with_progress(total, options.shows_progress, |done| {
-        compared::compare(&pairing.pairs, [&a.files, &b.files], exact_one_minus_cos, done)
+        compared::compare(&pairing.pairs, wanted, [&a.files, &b.files], done)
     });
     for (side, catalog) in Side::BOTH.into_iter().zip([&a, &b]) {
         check_unchanged(catalog, Some(side), "compare")?;
     }
 
+    let tensors: Vec<Judged> = tensors.into_iter().map(|tensor| options.judged(tensor)).collect();
+    let names = tensors.iter().map(|judged| &judged.tensor.name);
+    let unused = options.policy.unused(names, &excused);
     let unpaired = pairing.only_in.iter().map(Vec::len).sum();
-    let problems = a.problems.len() + b.problems.len();
+    let unmet = unused.iter().filter(|rule| rule.required).count();
+    let problems = a.problems.len() + b.problems.len() + unmet;
+    let diverged = tensors.iter().flat_map(|judged| &judged.tensor.replicas);
+    let has_diverged = diverged.into_iter().any(ReplicaDifference::is_divergence);
+    let judgements = tensors.iter().map(|judged| &judged.judgement);
     Ok(Report {
-        verdict: verdict::of_all(&tensors, unpaired, problems, options.allow_diverged),
+        verdict: verdict::of_all(
+            judgements,
+            unpaired,
+            problems,
+            has_diverged && !options.allow_diverged,
+        ),
         checkpoints: [a.into(), b.into()],
         only_in: pairing.only_in,
         tensors,
+        excused,
+        unused,
+        idle_globs: pairing.idle_globs,
         metrics: options.metrics.clone(),
+        policy: options.policy.clone(),
+        selection: options.selection.clone(),
+        allow_diverged: options.allow_diverged,
     })
 }
 
-/// Holds a checkpoint against itself: its replicas and tied weights, NaN and Inf, content sums, missing and unreferenced
-/// files.
+/// Agrees on names and pairs the tensors of two checkpoints.
+pub fn paired(a: &mut Catalog, b: &mut Catalog, selection: &Selection) -> Pairing {
+    dialects::agree(a, b);
+    settle_positions(a, b);
+    let idle_globs = selection.idle_globs([a, b]);
+    for catalog in [&mut *a, &mut *b] {
+        catalog.problems.retain(|problem| !selection.leaves_out(problem));
+    }
+    Pairing { idle_globs, ..pair(a, b, selection) }
+}
+
+impl CompareOptions {
+    /// The statistics that metrics and bounds ask for.
+    fn wanted(&self, pair: &Pair) -> Wanted {
+        let bounds = self.policy.bounds(&pair.name).wanted(pair.dtypes());
+        let asks = |names: &[&str]| {
+            self.measures_all || self.metrics.iter().any(|metric| names.contains(&metric.name))
+        };
+        Wanted {
+            spread: bounds.spread || asks(&[MAX_ULP, HISTOGRAM]),
+            one_minus_cos: bounds.one_minus_cos || asks(&[ONE_MINUS_COS]),
+            ..bounds
+        }
+    }
+
+    fn judged(&self, tensor: TensorComparison) -> Judged {
+        let judgement = verdict::of_tensor(&tensor, &self.policy.bounds(&tensor.name));
+        let rule = self.policy.rule(&tensor.name).map(|(_, rule)| rule.line);
+        Judged { tensor, judgement, rule }
+    }
+}
+
+/// Holds a checkpoint against itself: its replicas and tied weights, its weights and their masters, NaN and Inf, content
+/// sums, missing and unreferenced files.
 ///
 /// # Errors
 /// A file changed while it was read, so that nothing can be said.
@@ -174,11 +232,17 @@ pub fn check(mut catalog: Catalog, options: &CheckOptions) -> Result<CheckReport
     check_unchanged(&catalog, None, "check")?;
     let globals = foreign_globals(&catalog);
     let bad_globals = if fails_on_globals { globals.len() } else { 0 };
-    let findings = leftovers.len() + bad_globals;
+    let rounds_otherwise = catalog.state.rounds_otherwise();
+    let misrounded = match rounds_otherwise {
+        None => checks.iter().filter(|tensor| tensor.is_misrounded()).count(),
+        Some(_) => 0,
+    };
+    let findings = leftovers.len() + bad_globals + misrounded;
     Ok(CheckReport {
         soundness: verdict::of_check(&checks, findings, catalog.problems.len()),
         globals,
         fails_on_globals,
+        rounds_otherwise,
         tensors: checks,
         copies,
         verified_sums,

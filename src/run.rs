@@ -1,7 +1,9 @@
 //! From a typed command line to an exit code: open, compare or check, report.
 
 mod check;
+mod explain_rules;
 mod inspect;
+mod outputs;
 mod result;
 #[cfg(unix)]
 mod signals;
@@ -9,22 +11,24 @@ mod whole_file;
 
 use std::io::{self, ErrorKind, Write};
 use std::num::NonZeroUsize;
+use std::path::Path;
 
-use anyhow::{Context, Result};
-use globset::{Glob, GlobSet, GlobSetBuilder};
+use anyhow::{Context, Result, bail};
 
 use crate::base::side::Side;
 use crate::catalog::{Catalog, Problem, Section};
 use crate::cli::{Cli, Command, CompareArgs};
-use crate::compare::Outcome;
 use crate::compare::metrics;
-use crate::formats;
+use crate::formats::{self, OpenOptions};
+use crate::judge::policy::{Policy, Rule, Rules};
 use crate::judge::verdict::Verdict;
-use crate::pairing::Selection;
+use crate::pairing::{Globs, Selection};
 use crate::pipeline::{self, CompareOptions};
 use crate::report::{Report, Style, problems};
+use crate::storage::{Small, read_small};
 
-use self::result::{Destination, check_stdout};
+use self::outputs::Outputs;
+use self::result::check_stdout;
 
 /// Runs a command and returns its exit code.
 ///
@@ -32,62 +36,109 @@ use self::result::{Destination, check_stdout};
 /// Whatever kept the command from being done; a difference is no error.
 pub fn run(cli: &Cli) -> Result<u8> {
     match &cli.command {
-        Command::Compare(args) => run_compare(args, cli.style()),
+        Command::Compare(args) => run_compare(args, [cli.style(), cli.error_style()]),
         Command::Check(args) => check::run(args, cli.style()),
         Command::Inspect(args) => inspect::run(args, cli.style()),
+        Command::ExplainRules(args) => explain_rules::run(args, cli.style()),
     }
 }
 
-fn run_compare(args: &CompareArgs, style: Style) -> Result<u8> {
-    let options = CompareOptions {
+/// Compares; the styles are those of standard output and standard error.
+fn run_compare(args: &CompareArgs, styles: [Style; 2]) -> Result<u8> {
+    let outputs = Outputs::of(args)?;
+    let mut has_written = false;
+    let done = compared(args, &outputs).and_then(|report| {
+        show(&report, args, &outputs, styles)?;
+        has_written = true;
+        outputs.write_streams(&report)?;
+        Ok(report.verdict)
+    });
+    let verdict = done.or_else(|error| match outputs.write_failure(&error, has_written) {
+        Ok(()) => Err(error),
+        Err(other) => bail!("{error:#}\n{other:#}"),
+    })?;
+    Ok(if args.exit_zero && verdict == Verdict::Different { 0 } else { verdict.exit_code() })
+}
+
+/// Writes problems, files and the screen.
+fn show(
+    report: &Report,
+    args: &CompareArgs,
+    outputs: &Outputs<'_>,
+    [style, error_style]: [Style; 2],
+) -> Result<()> {
+    problems::write_of_comparison(report);
+    let written = outputs.write(report)?;
+    unless_closed(match (args.quiet, outputs.take_stdout()) {
+        (true, _) => Ok(()),
+        (false, true) => {
+            report.write_screen_naming(&written, error_style, &mut io::stderr().lock())
+        }
+        (false, false) => on_screen(|out| report.write_screen_naming(&written, style, out)),
+    })?;
+    Ok(())
+}
+
+fn compare_options(args: &CompareArgs) -> Result<CompareOptions> {
+    Ok(CompareOptions {
         metrics: metrics::select(&args.metrics).map_err(anyhow::Error::msg)?,
         selection: Selection {
-            include: glob_set(&args.include)?,
-            exclude: glob_set(&args.exclude)?,
+            include: Globs::new(&args.include)?,
+            exclude: Globs::new(&args.exclude)?,
             vocab_size: args.vocab_size,
         },
+        policy: policy(args)?,
+        measures_all: !args.reports.is_empty(),
         allow_diverged: args.allow_diverged,
         shows_progress: !args.quiet,
-    };
-    let destination = Destination::of(&args.output, args.force)?;
-    if !args.quiet && destination != Destination::Stdout {
-        check_stdout()?;
-    }
-    let report = thread_pool(args.threads)?.install(|| compared(args, &options, &destination))?;
-    problems::write_of_comparison(&report, !args.include.is_empty() || !args.exclude.is_empty());
-    let is_read = |outcome: &Outcome| !matches!(outcome, Outcome::Unreadable(_));
-    if report.tensors.iter().any(|tensor| is_read(&tensor.outcome)) {
-        let mut json = Vec::new();
-        report.write_json(&mut json)?;
-        destination.write(&json)?;
-    }
-    unless_closed(match (args.quiet, destination == Destination::Stdout) {
-        (true, _) => Ok(()),
-        (false, true) => report.write_screen(Style::PLAIN, &mut io::stderr().lock()),
-        (false, false) => on_screen(|out| report.write_screen(style, out)),
-    })?;
-    Ok(match report.verdict {
-        Verdict::Different if args.exit_zero => 0,
-        verdict => verdict.exit_code(),
     })
 }
 
-fn compared(
-    args: &CompareArgs,
-    options: &CompareOptions,
-    destination: &Destination,
-) -> Result<Report> {
-    let (a, b) = rayon::join(|| open(Side::A, args), || open(Side::B, args));
-    let (a, b) = (a?, b?);
-    destination.spare([&a, &b])?;
-    Ok(pipeline::compare(a, b, options)?)
+/// The bounds by flags, and the rules of a file.
+fn policy(args: &CompareArgs) -> Result<Policy> {
+    let rules = args.rules_file.as_deref().map(read_rules).transpose()?;
+    Ok(Policy { bounds: args.judging.bounds(), rules: rules.unwrap_or_default() })
 }
 
-/// Opens one side; every line of an error names it.
+/// Most bytes of a rules file.
+const RULES_FILE: u64 = 1 << 20;
+
+fn read_rules(path: &Path) -> Result<Vec<Rule>> {
+    let name = path.display();
+    let read = read_small(path, RULES_FILE).with_context(|| format!("{name}: cannot be read"))?;
+    let bytes = match read {
+        Small::Bytes(bytes, _) => bytes,
+        Small::TooLong(len) => bail!("{name}: {len} bytes, where rules have {RULES_FILE} at most"),
+        Small::NotAFile => bail!("{name}: not a file"),
+    };
+    let text = String::from_utf8(bytes).with_context(|| format!("{name}: not UTF-8"))?;
+    let rules: Rules = text.parse().with_context(|| name.to_string())?;
+    Ok(rules.0)
+}
+
+fn compared(args: &CompareArgs, outputs: &Outputs<'_>) -> Result<Report> {
+    let options = compare_options(args)?;
+    if !args.quiet && !outputs.take_stdout() {
+        check_stdout()?;
+    }
+    thread_pool(args.threads)?.install(|| {
+        let (a, b) = match rayon::join(|| open(Side::A, args), || open(Side::B, args)) {
+            (Err(of_a), Err(of_b)) => bail!("{of_a:#}\n{of_b:#}"),
+            (a, b) => (a?, b?),
+        };
+        outputs.spare([&a, &b])?;
+        Ok(pipeline::compare(a, b, &options)?)
+    })
+}
+
+/// Opens one side as the command line says.
 fn open(side: Side, args: &CompareArgs) -> Result<Catalog> {
-    let path = [&args.a, &args.b][side];
-    let options = args.input.options(side, &[Section::Model]);
-    let mut catalog = formats::open(path, &options).map_err(|error| {
+    open_side(side, [&args.a, &args.b][side], &args.input.options(side, &[Section::Model]))
+}
+
+/// Opens one side; every line of an error names it. A section that was asked for and is not there is a problem.
+fn open_side(side: Side, path: &Path, options: &OpenOptions) -> Result<Catalog> {
+    let mut catalog = formats::open(path, options).map_err(|error| {
         let causes = format!("{:#}", anyhow::Error::from(error));
         let lines = causes.lines().map(|line| format!("{side}: {line}"));
         anyhow::Error::msg(lines.collect::<Vec<_>>().join("\n"))
@@ -96,22 +147,10 @@ fn open(side: Side, args: &CompareArgs) -> Result<Catalog> {
     if let Some(section) = options.sections.iter().find(is_absent)
         && catalog.problems.is_empty()
     {
-        let wanted = match section {
-            Section::Model => "model weights",
-            Section::Optimizer => "optimizer state",
-        };
-        let message = format!("no {wanted} in this checkpoint");
-        catalog.problems.push(Problem { file: Some(path.clone()), tensor: None, message });
+        let message = format!("no {} in this checkpoint", section.contents());
+        catalog.problems.push(Problem::of_file(path, message));
     }
     Ok(catalog)
-}
-
-fn glob_set(globs: &[Glob]) -> Result<GlobSet> {
-    let mut set = GlobSetBuilder::new();
-    for glob in globs {
-        set.add(glob.clone());
-    }
-    Ok(set.build()?)
 }
 
 /// The threads that a command asks for, but no more than are of use: several to a core while they wait for a file system.

@@ -13,8 +13,9 @@ Examples:
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  sound: everything was read, all copies agree, every element is finite
-  1  copies that disagree, NaN or Inf, unreferenced files, and what --fail-on names
+  0  sound: everything was read, all copies agree, every weight is its fp32 master rounded, every element is finite
+  1  copies that disagree, weights that are not their fp32 masters rounded, NaN or Inf, unreferenced files, and what
+     --fail-on names
   2  trouble: bad usage, unreadable or incomplete input";
 
 /// Warnings that can be made findings.

@@ -3,7 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use globset::Glob;
+
+use crate::judge::bounds::{Bounds, MetricBound, magnitude};
+use crate::report::Form;
 
 use super::{EXIT_CODES, InputArgs, help_template};
 
@@ -12,9 +16,13 @@ Examples:
   ckptcmp compare run1 run2                      newest iteration of each
   ckptcmp compare run1/iter_0000100 run2 -o -    JSON on standard output
   ckptcmp compare a b --quiet -o result.json     in scripts: only the exit code
+  ckptcmp compare a b --report report.json       everything about it, for scripts
   ckptcmp compare a b --include '*.mlp.*'        only some tensors
   ckptcmp compare a b --section model,optimizer  the optimizer's state too
-  ckptcmp compare a b --metrics rel_l2,max_abs   more keys in the JSON";
+  ckptcmp compare a b --metrics rel_l2,max_abs   more keys in the JSON
+  ckptcmp compare fp32 bf16 --allow-cast         exact casts pass
+  ckptcmp compare a b --rtol 1e-3 --atol 1e-6    a tolerance for each element
+  ckptcmp compare a b --max rel_l2=1e-4          a bound on a metric";
 
 /// Arguments of `compare`.
 #[derive(Debug, Args)]
@@ -27,11 +35,15 @@ pub struct CompareArgs {
     /// File for the JSON result; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "./ckpt_similarity.json")]
     pub output: PathBuf,
-    /// Overwrite the file if it exists
+    /// Write everything about the comparison to FILE: verdict, both sides, every tensor; FILE.json, or - for JSON on
+    /// standard output; may be repeated
+    #[arg(long = "report", value_name = "FILE", value_parser = PathBufValueParser::new().try_map(report))]
+    pub reports: Vec<(Form, PathBuf)>,
+    /// Overwrite files that exist
     #[arg(long)]
     pub force: bool,
-    /// More metrics in the JSON, comma-separated, or all: dtype, one_minus_cos, rel_l2, max_abs, max_abs_index, mean_abs,
-    /// differing, identical, norm_a, norm_b, nan_a, nan_b, inf_a, inf_b
+    /// More metrics in the JSON, comma-separated, or all: dtype, one_minus_cos, rel_l2, max_abs, max_abs_index, max_ulp,
+    /// histogram, mean_abs, differing, identical, norm_a, norm_b, nan_a, nan_b, inf_a, inf_b
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub metrics: Vec<String>,
     /// Compare only names that match, e.g. '*.mlp.*'; may be repeated
@@ -43,6 +55,12 @@ pub struct CompareArgs {
     /// Size of the vocabulary without padding: compare only that many rows of embeddings and output layers
     #[arg(long, value_name = "N", help_heading = "Selection")]
     pub vocab_size: Option<u64>,
+    /// Bounds that tensors have to hold
+    #[command(flatten)]
+    pub judging: JudgingArgs,
+    /// File with rules in TOML: bounds, names to ignore, names that may be missing or are required
+    #[arg(long = "rules", value_name = "FILE", help_heading = "Judging")]
+    pub rules_file: Option<PathBuf>,
     /// Options for reading checkpoints
     #[command(flatten)]
     pub input: InputArgs,
@@ -58,4 +76,52 @@ pub struct CompareArgs {
     /// Threads to use; no more than 64, or 8 a core, are started [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<std::num::NonZeroUsize>,
+}
+
+/// Bounds that tensors have to hold; all that are given.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Judging")]
+pub struct JudgingArgs {
+    /// Let floats pass that are the other side's, rounded to their dtype, every element
+    #[arg(long)]
+    allow_cast: bool,
+    /// Let elements pass with |a - b| <= ATOL + R * |b|
+    #[arg(long, value_name = "R", value_parser = bound)]
+    rtol: Option<f64>,
+    /// Let elements pass with |a - b| <= A + RTOL * |b|
+    #[arg(long, value_name = "A", value_parser = bound)]
+    atol: Option<f64>,
+    /// Take rtol and atol by the dtypes, as torch.testing.assert_close does
+    #[arg(long, value_name = "NAME", value_parser = ["torch"])]
+    tolerance: Option<String>,
+    /// Let tensors pass whose metric is at most VALUE: l2, rel_l2, one_minus_cos, max_abs, mean_abs, max_ulp, differing; may be
+    /// repeated, then all have to hold
+    #[arg(long, value_name = "METRIC=VALUE")]
+    max: Vec<MetricBound>,
+    /// Take NaN and infinities at the same place on both sides as equal
+    #[arg(long)]
+    equal_nan: bool,
+}
+
+impl JudgingArgs {
+    /// The bounds that were given.
+    #[must_use]
+    pub fn bounds(&self) -> Bounds {
+        Bounds {
+            rtol: self.rtol,
+            atol: self.atol,
+            torch: self.tolerance.as_ref().map(|_| true),
+            max: self.max.clone(),
+            allow_cast: self.allow_cast.then_some(true),
+            equal_nan: self.equal_nan.then_some(true),
+        }
+    }
+}
+
+fn report(path: PathBuf) -> Result<(Form, PathBuf), String> {
+    Ok((Form::of(&path)?, path))
+}
+
+fn bound(text: &str) -> Result<f64, String> {
+    magnitude(text.parse().map_err(|_| format!("{text:?} is no number"))?)
 }

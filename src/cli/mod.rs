@@ -2,6 +2,7 @@
 
 mod check;
 mod compare;
+mod explain_rules;
 mod inspect;
 
 use std::io::IsTerminal;
@@ -21,6 +22,7 @@ use crate::tensor::Merge;
 
 pub use check::{CheckArgs, FailOn};
 pub use compare::CompareArgs;
+pub use explain_rules::ExplainRulesArgs;
 pub use inspect::InspectArgs;
 
 const EXAMPLES: &str = "\
@@ -60,23 +62,36 @@ Exit codes:
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Compare two checkpoints and write the metrics of every tensor as JSON
-    Compare(CompareArgs),
-    /// Check one checkpoint: copies that disagree, NaN and Inf, missing parts, unreferenced files
+    Compare(Box<CompareArgs>),
+    /// Check one checkpoint: copies that disagree, weights that are not their masters rounded, NaN and Inf, missing parts,
+    /// unreferenced files
     Check(CheckArgs),
     /// List the tensors of a checkpoint without reading their values
     Inspect(InspectArgs),
+    /// Say which rule of a file decides about which tensor of two checkpoints, without reading their values
+    ExplainRules(Box<ExplainRulesArgs>),
 }
 
 impl Cli {
     /// The style of the text on standard output: coloured or not.
     #[must_use]
     pub fn style(&self) -> Style {
+        self.style_of(&std::io::stdout())
+    }
+
+    /// The style of the text on standard error.
+    #[must_use]
+    pub fn error_style(&self) -> Style {
+        self.style_of(&std::io::stderr())
+    }
+
+    fn style_of(&self, stream: &impl IsTerminal) -> Style {
         let has_color = match self.color {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
             ColorChoice::Auto => {
                 let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-                std::io::stdout().is_terminal() && !no_color
+                stream.is_terminal() && !no_color
             }
         };
         Style { has_color }

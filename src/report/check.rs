@@ -1,13 +1,14 @@
 //! A self-check for people and as JSON.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
-use crate::catalog::{Problem, Tied};
-use crate::compare::{ReplicaDifference, TensorCheck};
+use crate::catalog::{Problem, Section, Tied};
+use crate::compare::{ReplicaDifference, Rounding, TensorCheck};
 use crate::judge::verdict::Soundness;
 use crate::kernel::Stats;
 use crate::names::{Name, printable};
@@ -35,6 +36,8 @@ pub struct CheckReport {
     pub globals: BTreeMap<String, ForeignGlobal>,
     /// These are no mere warning.
     pub fails_on_globals: bool,
+    /// The option of the run by which weights need not be their masters rounded.
+    pub rounds_otherwise: Option<&'static str>,
     /// The verdict on it all.
     pub soundness: Soundness,
 }
@@ -89,6 +92,19 @@ impl CheckReport {
         self.tensors.iter().filter(has_diverged)
     }
 
+    /// Weights with their masters.
+    fn mastered(&self) -> impl Iterator<Item = (&TensorCheck, Rounding)> {
+        self.read().filter_map(|(tensor, _)| Some((tensor, tensor.rounding?)))
+    }
+
+    /// Weights that are not the rounding of their masters, the one with the most such elements first.
+    fn misrounded(&self) -> Vec<(&TensorCheck, Rounding)> {
+        let misrounded = self.mastered().filter(|(tensor, _)| tensor.is_misrounded());
+        let mut misrounded: Vec<_> = misrounded.collect();
+        misrounded.sort_by_key(|(_, rounding)| Reverse(rounding.misses));
+        misrounded
+    }
+
     /// Tensors of which every rank stores its own part of a sum.
     fn partial(&self) -> impl Iterator<Item = &TensorCheck> {
         let is_sum = |tensor: &&TensorCheck| {
@@ -113,6 +129,12 @@ fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> io::
     if let Some(sums @ 1..) = report.verified_sums {
         writeln!(screen.out, "verified {}", counted(sums, "content sum"))?;
     }
+    let misrounded = report.misrounded();
+    if let count @ 1.. = report.mastered().count() {
+        writeln!(screen.out, "{}", masters_text(report, count, misrounded.len()))?;
+    }
+    let title = format!("not the rounding of its master: {}", counted(misrounded.len(), "weight"));
+    screen.list(&title, &misrounded, misrounded_line)?;
     let diverged: Vec<String> = report.diverged().flat_map(diverged_lines).collect();
     let title = format!("copies that disagree: {}", counted(report.diverged().count(), "tensor"));
     screen.list(&title, &diverged, String::clone)?;
@@ -145,6 +167,38 @@ fn totals(report: &CheckReport) -> String {
         counted(report.read().count(), "tensor"),
         grouped(elements),
         bytes(report.read().map(size).fold(0, u64::saturating_add)),
+    )
+}
+
+/// How many weights have a master, and how many are its rounding.
+fn masters_text(report: &CheckReport, count: usize, misrounded: usize) -> String {
+    let is_weight =
+        |(tensor, _): &(&TensorCheck, &Stats)| Section::of(tensor.name.as_str()) == Section::Model;
+    let exact = match count - misrounded {
+        exact if misrounded == 0 => {
+            format!("{} exactly its rounding", if exact == 1 { "is" } else { "all are" })
+        }
+        exact => format!("{} of them exactly its rounding", grouped(exact as u64)),
+    };
+    let weights = counted(report.read().filter(is_weight).count(), "weight");
+    let verb = if count == 1 { "has" } else { "have" };
+    let but = match report.rounds_otherwise {
+        Some(option) if misrounded > 0 => {
+            format!(": no finding, as {option} of the run rounds in another way")
+        }
+        _ => String::new(),
+    };
+    format!("{} of {weights} {verb} an fp32 master, {exact}{but}", grouped(count as u64))
+}
+
+fn misrounded_line((tensor, rounding): &(&TensorCheck, Rounding)) -> String {
+    format!(
+        "{}: {} of {} elements, off by up to {} ulp of {}",
+        tensor.name,
+        grouped(rounding.misses),
+        grouped(tensor.shape.iter().product()),
+        grouped(rounding.max_ulp),
+        tensor.dtype,
     )
 }
 
@@ -198,7 +252,12 @@ fn global_line((name, global): &(&String, &ForeignGlobal)) -> String {
 
 fn closing(report: &CheckReport, style: Style) -> String {
     let bad_globals = if report.fails_on_globals { report.globals.len() } else { 0 };
+    let misrounded = match report.rounds_otherwise {
+        None => report.misrounded().len(),
+        Some(_) => 0,
+    };
     let counts = [
+        (misrounded, "weight", " that are not the rounding of their masters"),
         (report.diverged().count(), "tensor", " with copies that disagree"),
         (report.not_finite().count(), "tensor", " with NaN or Inf"),
         (report.leftovers.len(), "unreferenced file", ""),
@@ -262,11 +321,28 @@ fn write_json(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
         "replicas": report.diverged().map(copies).collect::<Map<_, _>>(),
         "partial_sums": report.partial().map(copies).collect::<Map<_, _>>(),
         "not_finite": not_finite.collect::<Map<_, _>>(),
+        "masters": json_of_masters(report),
         "tied": tied.collect::<Map<_, _>>(),
         "globals": report.globals.iter().map(json_of_global).collect::<Map<_, _>>(),
         "leftovers": report.leftovers.iter().map(ToString::to_string).collect::<Vec<_>>(),
     });
     write_value(&whole, out)
+}
+
+fn json_of_masters(report: &CheckReport) -> Value {
+    let misrounded = report.misrounded();
+    let line = |(tensor, rounding): &(&TensorCheck, Rounding)| {
+        let Rounding { misses, max_ulp } = rounding;
+        let counts = json!({ "elements": misses, "max_ulp": max_ulp, "shape": tensor.shape });
+        (tensor.name.as_str().to_owned(), counts)
+    };
+    let count = report.mastered().count();
+    json!({
+        "weights": count,
+        "rounded": count - misrounded.len(),
+        "rounds_otherwise": report.rounds_otherwise,
+        "not_rounded": misrounded.iter().map(line).collect::<Map<_, _>>(),
+    })
 }
 
 fn json_of_global((name, global): (&String, &ForeignGlobal)) -> (String, Value) {

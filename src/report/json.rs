@@ -23,7 +23,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let mut serializer = serde_json::Serializer::with_formatter(&mut *out, formatter);
     let compared = |tensor: &&TensorComparison| !matches!(tensor.outcome, Outcome::Unreadable(_));
     let mut map = serializer.serialize_map(None)?;
-    for tensor in report.tensors.iter().filter(compared) {
+    for tensor in report.comparisons().filter(compared) {
         let entry: serde_json::Map<String, Value> = report
             .metrics
             .iter()
@@ -36,7 +36,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Writes any other value, with an indent of two.
-pub(super) fn write_value(value: &Value, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write_value(value: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
     let formatter = Escaping(PrettyFormatter::new());
     let mut serializer = serde_json::Serializer::with_formatter(&mut *out, formatter);
     value.serialize(&mut serializer)?;

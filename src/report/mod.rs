@@ -2,22 +2,28 @@
 
 pub mod catalog;
 pub mod check;
+pub mod document;
 mod json;
 pub mod problems;
 pub mod progress;
+pub mod rules;
 mod screen;
 mod style;
+mod totals;
 mod units;
 
 pub use style::Style;
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use crate::catalog::{Catalog, Origin, Problem};
 use crate::compare::TensorComparison;
 use crate::compare::metrics::Metric;
-use crate::judge::verdict::Verdict;
+use crate::judge::policy::{Excused, Policy, UnusedRule};
+use crate::judge::verdict::{Judgement, Verdict};
 use crate::names::{Name, printable};
+use crate::pairing::Selection;
 
 use units::{counted, grouped};
 
@@ -28,14 +34,40 @@ pub struct Report {
     /// Names that only one side has, for each side.
     pub only_in: [Vec<Name>; 2],
     /// Every pair, in natural order of the names.
-    pub tensors: Vec<TensorComparison>,
+    pub tensors: Vec<Judged>,
+    /// Names that rules keep from being a difference.
+    pub excused: Excused,
+    /// Rules that decide about no tensor.
+    pub unused: Vec<UnusedRule>,
+    /// Globs of the selection that match no name, with their flags.
+    pub idle_globs: Vec<String>,
     /// The verdict on it all.
     pub verdict: Verdict,
     /// The metrics that the JSON result has of each pair.
     pub metrics: Vec<&'static Metric>,
+    /// The bounds and rules that it was judged by.
+    pub policy: Policy,
+    /// The names that took part.
+    pub selection: Selection,
+    /// Replicas that disagree are no difference.
+    pub allow_diverged: bool,
+}
+
+/// A compared pair and the judgement on it.
+pub struct Judged {
+    /// The comparison.
+    pub tensor: TensorComparison,
+    /// The judgement.
+    pub judgement: Judgement,
+    /// The line of the rule that decided, where one did.
+    pub rule: Option<usize>,
 }
 
 impl Report {
+    fn comparisons(&self) -> impl Iterator<Item = &TensorComparison> {
+        self.tensors.iter().map(|judged| &judged.tensor)
+    }
+
     /// Writes the JSON result: one object, name -> metrics, in natural order of the names.
     ///
     /// # Errors
@@ -44,12 +76,63 @@ impl Report {
         json::write(self, out)
     }
 
+    /// Writes the whole of it as a document of its own, by `schema/compare-report.schema.json`; `exit_zero` where the command
+    /// exits with 0 even if something differs.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_document(&self, exit_zero: bool, out: &mut dyn Write) -> io::Result<()> {
+        document::write(self, exit_zero, out)
+    }
+
     /// Writes the summary for people.
     ///
     /// # Errors
     /// Those of `out`.
     pub fn write_screen(&self, style: Style, out: &mut dyn Write) -> io::Result<()> {
-        screen::write(self, style, out)
+        self.write_screen_naming(&[], style, out)
+    }
+
+    /// Writes the summary for people, with the names of the files that were written.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_screen_naming(
+        &self,
+        written: &[&Path],
+        style: Style,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        screen::write(self, written, style, out)
+    }
+}
+
+/// The form of a whole report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A document by `schema/compare-report.schema.json`.
+    Json,
+}
+
+impl Form {
+    /// All forms by the suffix of a file.
+    const BY_SUFFIX: &[(&str, Self)] = &[("json", Self::Json)];
+
+    /// The form for a path by its suffix; `-` is JSON.
+    ///
+    /// # Errors
+    /// The suffix is no known one.
+    pub fn of(path: &Path) -> Result<Self, String> {
+        if path == Path::new("-") {
+            return Ok(Self::Json);
+        }
+        let suffix = path.extension().unwrap_or_default();
+        let found = Self::BY_SUFFIX.iter().find(|(known, _)| suffix.eq_ignore_ascii_case(known));
+        found.map(|(_, form)| *form).ok_or_else(|| {
+            let known: Vec<String> =
+                Self::BY_SUFFIX.iter().map(|(known, _)| format!(".{known}")).collect();
+            format!("no report has this suffix: there are {}", known.join(", "))
+        })
     }
 }
 

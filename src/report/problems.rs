@@ -6,9 +6,10 @@ use std::io::Write;
 use crate::base::side::Side;
 use crate::compare::Outcome;
 use crate::names::printable;
+use crate::pairing::Selection;
 
-use super::Report;
 use super::check::CheckReport;
+use super::{CheckpointReport, Report};
 
 /// Problems written in full; what breaks once often breaks in every layer.
 const ROWS: usize = 20;
@@ -30,27 +31,49 @@ pub fn write_all(problems: &[impl Display]) {
     }
 }
 
-/// Writes what could not be read of either side; `is_selective` where `--include` or `--exclude` chose the names.
-pub fn write_of_comparison(report: &Report, is_selective: bool) {
-    for (side, checkpoint) in Side::BOTH.iter().zip(&report.checkpoints) {
-        let problems = checkpoint.problems.iter().map(|problem| format!("{side}: {problem}"));
-        write_all(&problems.collect::<Vec<_>>());
-    }
-    let unread = report.tensors.iter().filter_map(|tensor| match &tensor.outcome {
+/// Writes what keeps a comparison from a verdict.
+pub fn write_of_comparison(report: &Report) {
+    of_comparison(report).iter().for_each(|problems| write_all(problems));
+}
+
+/// Everything that keeps a comparison from a verdict, a line each: problems of a, of b, tensors that could not be read, rules that
+/// are not met, and that nothing was compared. Where its verdict is trouble there is a line, and only there.
+pub(super) fn of_comparison(report: &Report) -> Vec<Vec<String>> {
+    let of_side = |(side, checkpoint): (&Side, &CheckpointReport)| {
+        checkpoint.problems.iter().map(|problem| format!("{side}: {problem}")).collect()
+    };
+    let mut lines: Vec<Vec<String>> =
+        Side::BOTH.iter().zip(&report.checkpoints).map(of_side).collect();
+    let unread = report.comparisons().filter_map(|tensor| match &tensor.outcome {
         Outcome::Unreadable(error) => {
             let (side, file, name) = (error.side, error.file.display(), &tensor.name);
             Some(format!("{side}: {file}: {name}: {}", error.message))
         }
         Outcome::Compared(_) | Outcome::ShapeDiffers => None,
     });
-    write_all(&unread.collect::<Vec<_>>());
-    if report.tensors.is_empty() {
-        let [a, b] = report.only_in.each_ref().map(Vec::len);
-        write_error(&if is_selective && (a, b) == (0, 0) {
-            "nothing to compare: --include and --exclude leave no name".to_owned()
-        } else {
+    lines.push(unread.collect());
+    let unmet = report.unused.iter().filter(|rule| rule.required);
+    let unmet = unmet.map(|rule| {
+        format!(
+            "the rule on line {} requires a tensor, and none is compared: {}",
+            rule.line,
+            rule.globs.join(", ")
+        )
+    });
+    lines.push(unmet.collect());
+    lines.push(report.tensors.is_empty().then(|| nothing_text(report)).into_iter().collect());
+    lines
+}
+
+fn nothing_text(report: &Report) -> String {
+    let Selection { include, exclude, .. } = &report.selection;
+    match report.only_in.each_ref().map(Vec::len) {
+        [0, 0] if !include.is_empty() || !exclude.is_empty() => {
+            "nothing to compare: --include and --exclude leave no name; a glob has to match all of a name, as *.mlp.* does".to_owned()
+        }
+        [a, b] => {
             format!("nothing to compare: no name is on both sides ({a} only in a, {b} only in b)")
-        });
+        }
     }
 }
 

@@ -3,34 +3,48 @@
 //! Nothing here depends on time or on the number of threads: the same inputs print the same bytes.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::path::Path;
 
 use crate::base::side::Side;
-use crate::compare::{Outcome, ReplicaDifference, TensorComparison};
-use crate::judge::verdict::{self, TensorVerdict, Verdict};
+use crate::catalog::Section;
+use crate::compare::{ReplicaDifference, TensorComparison};
+use crate::judge::policy::{Excused, UnusedRule};
+use crate::judge::verdict::{BrokenBound, TensorVerdict, Verdict, WeakBound};
 use crate::kernel::Stats;
 use crate::names::printable;
 use crate::tensor::Merge;
 
 use super::catalog::WIDEST;
+use super::totals::{Totals, stats};
 use super::units::{bytes, counted, grouped, scientific, shape};
-use super::{Report, Screen, Style};
+use super::{Judged, Report, Screen, Style};
 
 /// Rows of a list before it is cut short.
-const ROWS: usize = 10;
+pub(super) const ROWS: usize = 10;
 
 /// Writes the summary.
 ///
 /// # Errors
 /// The sink cannot be written to.
-pub(super) fn write(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(
+    report: &Report,
+    written: &[&Path],
+    style: Style,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let mut screen = Screen { style, rows: ROWS, out };
     for (side, checkpoint) in Side::BOTH.iter().zip(&report.checkpoints) {
         write!(screen.out, "{}  ", style.heading(&side.to_string()))?;
         screen.checkpoint(checkpoint)?;
     }
-    writeln!(screen.out, "\n{}", totals(report))?;
+    let totals = Totals::of(report);
+    writeln!(screen.out, "\n{}", compared(&totals))?;
+    if let Some(sections) = not_compared(report) {
+        writeln!(screen.out, "not compared: {sections}")?;
+    }
     write_worst(report, &mut screen)?;
     for (side, names) in Side::BOTH.iter().zip(&report.only_in) {
         let title = format!("only in {side}: {}", counted(names.len(), "tensor"));
@@ -38,51 +52,59 @@ pub(super) fn write(report: &Report, style: Style, out: &mut dyn Write) -> io::R
     }
     write_replicas(report, &mut screen)?;
     write_non_finite(report, &mut screen)?;
-    let remarks = remarks(report);
+    let mut remarks = remarks(report);
+    let name = |path: &&Path| path.strip_prefix(".").unwrap_or(path).display().to_string();
+    remarks.extend(written.iter().map(|path| format!("wrote {}", printable(&name(path)))));
     if !remarks.is_empty() {
         writeln!(screen.out)?;
     }
     remarks.iter().try_for_each(|remark| writeln!(screen.out, "{remark}"))?;
-    writeln!(screen.out, "\n{}", closing(report, style))
+    writeln!(screen.out, "\n{}", closing(report, &totals, style))
 }
 
-fn totals(report: &Report) -> String {
-    let tensors = &report.tensors;
-    let elements: u64 = tensors.iter().filter_map(stats).map(Stats::count).sum();
-    let size = |tensor: &TensorComparison| {
-        let count = stats(tensor).map_or(0, Stats::count);
-        tensor.dtypes.iter().map(|dtype| count.saturating_mul(dtype.size())).sum::<u64>()
+/// The sections that are there and were not to be read, with the larger number of tensors where one is known.
+fn not_compared(report: &Report) -> Option<String> {
+    let mut sections: BTreeMap<Section, Option<usize>> = BTreeMap::new();
+    for (section, count) in report.checkpoints.iter().flat_map(|side| &side.origin.unread) {
+        let known = sections.entry(*section).or_default();
+        *known = (*known).max(*count);
+    }
+    let text = |(section, count): (Section, Option<usize>)| match count {
+        Some(count) => format!("{} ({})", section.name(), counted(count, "tensor")),
+        None => section.name().to_owned(),
     };
-    let compared = tensors.iter().filter(|tensor| stats(tensor).is_some()).count();
+    let texts: Vec<String> = sections.into_iter().map(text).collect();
+    (!texts.is_empty()).then(|| texts.join(", "))
+}
+
+fn compared(totals: &Totals) -> String {
     format!(
         "compared {}, {} elements, {}",
-        counted(compared, "tensor"),
-        grouped(elements),
-        bytes(tensors.iter().map(size).sum()),
+        counted(totals.compared, "tensor"),
+        grouped(totals.elements),
+        bytes(totals.bytes),
     )
 }
 
-fn stats(tensor: &TensorComparison) -> Option<&Stats> {
-    match &tensor.outcome {
-        Outcome::Compared(stats) => Some(stats),
-        Outcome::ShapeDiffers | Outcome::Unreadable(_) => None,
-    }
-}
-
-/// Writes the tensors that differ, the ones without a distance first, then by relative distance.
+/// Writes the tensors that do not pass, the ones without a distance first, then by relative distance.
 fn write_worst(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
-    let is_different =
-        |tensor: &&TensorComparison| verdict::of_tensor(tensor) == TensorVerdict::Different;
-    let mut worst: Vec<&TensorComparison> = report.tensors.iter().filter(is_different).collect();
-    worst.sort_by(|one, other| by_distance(one, other).then_with(|| one.name.cmp(&other.name)));
+    let fails = |judged: &&Judged| {
+        !judged.judgement.passes && judged.judgement.verdict != TensorVerdict::Unread
+    };
+    let mut worst: Vec<&Judged> = report.tensors.iter().filter(fails).collect();
+    let name = |judged: &Judged| judged.tensor.name.clone();
+    worst.sort_by(|one, other| {
+        by_distance(&one.tensor, &other.tensor).then_with(|| name(one).cmp(&name(other)))
+    });
     let shown = worst.iter().take(ROWS);
-    let width = shown.map(|tensor| tensor.name.as_str().len()).max().unwrap_or(0).clamp(6, WIDEST);
+    let width = shown.map(|judged| judged.tensor.name.as_str().len()).max().unwrap_or(0);
+    let width = width.clamp(6, WIDEST);
     let row = |name: &dyn Display, [rel_l2, l2, max_abs, differing]: [&str; 4]| {
         format!("{name:width$}  {rel_l2:>8}  {l2:>8}  {max_abs:>8}  {differing:>10}")
     };
     let title = row(&"tensor", ["rel_l2", "l2", "max_abs", "differing"]);
     let style = screen.style;
-    screen.list(&title, &worst, |tensor| {
+    screen.list(&title, &worst, |Judged { tensor, judgement, .. }| {
         let Some(stats) = stats(tensor) else {
             let [a, b] = tensor.shapes.each_ref().map(|sizes| shape(sizes));
             return format!("{:width$}  shape {a} in a, {b} in b", tensor.name);
@@ -90,13 +112,32 @@ fn write_worst(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
         let max_abs = stats.max_abs().filter(|_| stats.is_finite());
         let [rel_l2, l2, max_abs] = [stats.rel_l2(), stats.l2(), max_abs].map(scientific);
         let mut text = row(&tensor.name, [&rel_l2, &l2, &max_abs, &grouped(stats.differing())]);
-        if let Some(example) = &tensor.example {
+        let example = tensor.example.as_ref().map(|example| {
             let [a, b] = &example.values;
-            let at = format!("at {}: a {a}, b {b}", shape(&example.index));
-            text.push_str(&format!("\n   {}", style.faint(&at)));
+            format!("at {}: a {a}, b {b}", shape(&example.index))
+        });
+        let bounds = judgement.broken.iter().map(|broken| broken_text(broken, stats));
+        for detail in example.into_iter().chain(bounds) {
+            text.push_str(&format!("\n   {}", style.faint(&detail)));
         }
         text
     })
+}
+
+fn broken_text(broken: &BrokenBound, stats: &Stats) -> String {
+    match broken {
+        BrokenBound::Elements(count) => format!(
+            "{} of {} elements beyond the tolerance",
+            grouped(*count),
+            grouped(stats.count())
+        ),
+        BrokenBound::Metric { name, value: Some(value), max } => {
+            format!("{name} {} is more than {max}", scientific(Some(*value)))
+        }
+        BrokenBound::Metric { name, value: None, max } => {
+            format!("{name} is not defined here, so not at most {max}")
+        }
+    }
 }
 
 /// Worst first; what has no distance is worse than any distance.
@@ -114,8 +155,7 @@ fn by_distance(one: &TensorComparison, other: &TensorComparison) -> Ordering {
 
 fn write_replicas(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
     let replicas = report
-        .tensors
-        .iter()
+        .comparisons()
         .flat_map(|tensor| tensor.replicas.iter().map(move |replica| (tensor, replica)));
     let diverged: Vec<_> = replicas.filter(|(_, replica)| replica.is_divergence()).collect();
     let title = format!("replicas that disagree: {}", diverged.len());
@@ -143,7 +183,7 @@ fn write_replicas(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
 fn write_non_finite(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
     let not_finite = |tensor| Some((tensor, stats(tensor).filter(|stats| !stats.is_finite())?));
     let broken: Vec<(&TensorComparison, &Stats)> =
-        report.tensors.iter().filter_map(not_finite).collect();
+        report.comparisons().filter_map(not_finite).collect();
     let title = format!("not finite: {}", counted(broken.len(), "tensor"));
     screen.list(&title, &broken, |(tensor, stats)| {
         let ([nan_a, nan_b], [inf_a, inf_b]) = (stats.nan(), stats.inf());
@@ -155,7 +195,7 @@ fn write_non_finite(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> 
 /// Remarks on what is no difference but should be known: rows not compared, tied weights, other dtypes.
 fn remarks(report: &Report) -> Vec<String> {
     let mut remarks = Vec::new();
-    for tensor in &report.tensors {
+    for tensor in report.comparisons() {
         let [a, b] = tensor.rows_left_out;
         if a + b > 0 {
             let rows = tensor.shapes[0].first().copied().unwrap_or(0);
@@ -176,7 +216,7 @@ fn remarks(report: &Report) -> Vec<String> {
         let is_summed = |tensor: &&TensorComparison| {
             tensor.replicas.iter().any(|copy| copy.side == side && !copy.is_divergence())
         };
-        let mut summed = report.tensors.iter().filter(is_summed);
+        let mut summed = report.comparisons().filter(is_summed);
         if let Some(first) = summed.next() {
             let count = counted(1 + summed.count(), "tensor");
             remarks.push(format!(
@@ -185,61 +225,133 @@ fn remarks(report: &Report) -> Vec<String> {
             ));
         }
     }
-    let retyped: Vec<_> =
-        report.tensors.iter().filter(|tensor| tensor.dtypes[0] != tensor.dtypes[1]).collect();
-    if let Some(first) = retyped.first() {
-        let [a, b] = first.dtypes;
+    remarks.extend(dtype_remarks(report));
+    remarks.extend(policy_remarks(report));
+    remarks
+}
+
+/// Remarks on dtypes that differ: which of these tensors are casts, and how far the others are from being ones.
+fn dtype_remarks(report: &Report) -> Vec<String> {
+    let retyped = |judged: &&Judged| judged.tensor.dtypes[0] != judged.tensor.dtypes[1];
+    let retyped: Vec<&Judged> = report.tensors.iter().filter(retyped).collect();
+    let Some(first) = retyped.first() else { return Vec::new() };
+    let [a, b] = first.tensor.dtypes;
+    let mut remarks = vec![format!(
+        "dtypes differ: {}, the first is {}: {a} in a, {b} in b",
+        counted(retyped.len(), "tensor"),
+        first.tensor.name
+    )];
+    let rounded: Vec<_> = retyped.iter().filter_map(|judged| judged.judgement.rounded).collect();
+    let casts = rounded.iter().filter(|(_, misses)| *misses == 0).count();
+    if casts > 0 {
+        let may_pass = retyped.iter().all(|judged| judged.judgement.passes);
+        let hint = if may_pass { "" } else { "; --allow-cast lets them pass" };
+        let are = if casts == 1 { "is" } else { "are" };
         remarks.push(format!(
-            "dtypes differ: {}, the first is {}: {a} in a, {b} in b",
-            counted(retyped.len(), "tensor"),
-            first.name
+            "casts: {} {are} the other side rounded, every element{hint}",
+            counted(casts, "tensor")
+        ));
+    }
+    let missed: u64 = rounded.iter().map(|(_, misses)| misses).sum();
+    if missed > 0 {
+        remarks.push(format!(
+            "no casts: {}, where {} are not the other side rounded",
+            counted(rounded.len() - casts, "tensor"),
+            counted(usize::try_from(missed).unwrap_or(usize::MAX), "element")
         ));
     }
     remarks
 }
 
-fn closing(report: &Report, style: Style) -> String {
-    let total = counted(report.tensors.len(), "tensor");
+/// Remarks on the bounds and rules that were given.
+fn policy_remarks(report: &Report) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let weak = |judged: &'_ Judged| Some((judged.tensor.name.clone(), judged.judgement.weak?));
+    let mut weak = report.tensors.iter().filter_map(weak);
+    if let Some((name, bound)) = weak.next() {
+        let count = counted(1 + weak.count(), "tensor");
+        let reason = match bound {
+            WeakBound::Rtol(rtol) => format!("zeros would hold rtol {rtol}"),
+            WeakBound::Atol { atol, rms } => {
+                format!("atol {atol} is more than the RMS of b, {}", scientific(Some(rms)))
+            }
+        };
+        remarks.push(format!("weak tolerance: {count}, the first is {name}: {reason}"));
+    }
+    for glob in &report.idle_globs {
+        remarks
+            .push(format!("{}: matches no name; a glob has to match all of one", printable(glob)));
+    }
+    let Excused { ignored, only_in } = &report.excused;
+    if !ignored.is_empty() {
+        remarks.push(format!("ignored by rules: {}", counted(ignored.len(), "name")));
+    }
+    for (side, names) in Side::BOTH.iter().zip(only_in) {
+        if !names.is_empty() {
+            let count = counted(names.len(), "tensor");
+            remarks.push(format!("only in {side}, as rules allow: {count}"));
+        }
+    }
+    for UnusedRule { line, globs, required } in &report.unused {
+        let trouble = if *required { ", which is required" } else { "" };
+        let names = printable(&globs.join(", ")).into_owned();
+        remarks.push(format!("the rule on line {line} decides about no tensor{trouble}: {names}"));
+    }
+    remarks
+}
+
+/// The closing line.
+pub(super) fn closing(report: &Report, totals: &Totals, style: Style) -> String {
+    let total = counted(totals.tensors, "tensor");
+    let of = |verdict| grouped(totals.with(verdict) as u64);
     match report.verdict {
         Verdict::Identical => format!("{}: all {total} bit for bit", style.good("identical")),
         Verdict::Equal => format!(
             "{}: all {total} have the same values, {} bit for bit",
             style.good("equal"),
-            grouped(count(report, TensorVerdict::Identical) as u64)
+            of(TensorVerdict::Identical)
         ),
-        Verdict::Different => format!("{}: {}", style.bad("different"), differences(report)),
+        Verdict::Cast => format!(
+            "{}: {} of {total} are casts, the others have the same values",
+            style.good("equal after cast"),
+            of(TensorVerdict::Cast)
+        ),
+        Verdict::Within => format!(
+            "{}: {} of {total} differ, as far as they may",
+            style.good("within tolerance"),
+            grouped(totals.tolerated as u64)
+        ),
+        Verdict::Different => {
+            format!("{}: {}", style.bad("different"), differences(report, totals))
+        }
         Verdict::Trouble if report.tensors.is_empty() => {
             format!("{}: nothing to compare", style.bad("trouble"))
         }
         Verdict::Trouble => {
-            let problems: usize =
-                report.checkpoints.iter().map(|checkpoint| checkpoint.problems.len()).sum();
-            let parts = counted(problems + count(report, TensorVerdict::Unread), "part");
-            format!(
-                "{}: {parts} could not be read or put together; for the rest, {}",
-                style.bad("trouble"),
-                differences(report)
-            )
+            let cause = match totals.problems + totals.with(TensorVerdict::Unread) {
+                0 => format!(
+                    "nothing was compared for {} that requires it",
+                    counted(totals.unmet_rules, "rule")
+                ),
+                parts => format!("{} could not be read or put together", counted(parts, "part")),
+            };
+            let rest = differences(report, totals);
+            format!("{}: {cause}; for the rest, {rest}", style.bad("trouble"))
         }
     }
 }
 
-/// Number of tensors with this verdict.
-fn count(report: &Report, wanted: TensorVerdict) -> usize {
-    report.tensors.iter().filter(|tensor| verdict::of_tensor(tensor) == wanted).count()
-}
-
-fn differences(report: &Report) -> String {
+fn differences(report: &Report, totals: &Totals) -> String {
     let mut parts = Vec::new();
-    match count(report, TensorVerdict::Different) {
-        0 => {
-            let equal = [TensorVerdict::Identical, TensorVerdict::Equal];
-            let equal = equal.map(|verdict| count(report, verdict)).iter().sum();
-            parts.push(format!("{} equal", counted(equal, "tensor")));
-        }
+    match totals.failing {
+        0 => parts.push(format!("{} equal", counted(totals.passing, "tensor"))),
         different => {
-            let total = counted(report.tensors.len(), "tensor");
+            let total = counted(totals.tensors, "tensor");
             parts.push(format!("{} of {total} differ", grouped(different as u64)));
+            match totals.tolerated {
+                0 => {}
+                within => parts.push(format!("{} as far as they may", grouped(within as u64))),
+            }
         }
     }
     for (side, names) in Side::BOTH.iter().zip(&report.only_in) {
@@ -247,11 +359,9 @@ fn differences(report: &Report) -> String {
             parts.push(format!("{} only in {side}", grouped(names.len() as u64)));
         }
     }
-    let replicas = report.tensors.iter().flat_map(|tensor| &tensor.replicas);
-    let diverged = replicas.filter(|replica| replica.is_divergence()).count();
-    if diverged > 0 {
-        let verb = if diverged == 1 { "disagrees" } else { "disagree" };
-        parts.push(format!("{} {verb} with the first copy", counted(diverged, "replica")));
+    if totals.diverged > 0 {
+        let verb = if totals.diverged == 1 { "disagrees" } else { "disagree" };
+        parts.push(format!("{} {verb} with the first copy", counted(totals.diverged, "replica")));
     }
     parts.join(", ")
 }

@@ -1,4 +1,4 @@
-//! The destination of the JSON result: standard output, a file of its own, or a device or pipe that is there.
+//! A destination of what a command writes: standard output, a file of its own, or a device or pipe that is there.
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -9,11 +9,11 @@ use anyhow::{Context, Result, bail};
 
 use crate::base::side::Side;
 use crate::catalog::Catalog;
-use crate::storage::is_stdout_closed;
+use crate::storage::{self, Target, is_stdout_closed};
 
 use super::whole_file::{self, folder_of};
 
-/// The place that `-o` names.
+/// The place that `-o` or `--report` names.
 #[derive(Debug, PartialEq)]
 pub(super) enum Destination {
     Stdout,
@@ -27,30 +27,44 @@ pub(super) enum Destination {
 
 impl Destination {
     /// Checks the path before anything is read: a file of that name must not be there (unless `force`), its folder must.
-    pub(super) fn of(output: &Path, force: bool) -> Result<Self> {
+    pub(super) fn of(flag: &str, output: &Path, force: bool) -> Result<Self> {
         if output == Path::new("-") {
             check_stdout()?;
             return Ok(Self::Stdout);
         }
-        if output.is_dir() {
-            bail!("{}: is a folder; name a file for the result", output.display());
+        let found = target(output)?;
+        match found {
+            Some(Target::Folder) => {
+                bail!("{}: is a folder; name a file for {flag}", output.display())
+            }
+            Some(Target::Other) => return Ok(Self::Stream(output.to_path_buf())),
+            Some(Target::File(_)) | None => {}
         }
-        if output.metadata().is_ok_and(|there| !there.is_file()) {
-            return Ok(Self::Stream(output.to_path_buf()));
-        }
-        if output.symlink_metadata().is_ok() && !force {
+        // A link to nowhere is there, too.
+        if storage::is_there(output).with_context(|| unseen(output))? && !force {
             bail!(
-                "{}: the file exists; overwrite it with --force or name another one with -o",
+                "{}: the file exists; overwrite it with --force or name another one with {flag}",
                 output.display()
             );
         }
         // What a link leads to is replaced, not the link.
-        let path = output.canonicalize().unwrap_or_else(|_| output.to_path_buf());
+        let path = match found {
+            Some(_) => output.canonicalize().with_context(|| unseen(output))?,
+            None => output.to_path_buf(),
+        };
         let folder = folder_of(&path);
-        if !folder.is_dir() {
+        if target(folder)? != Some(Target::Folder) {
             bail!("{}: the folder {} does not exist", output.display(), folder.display());
         }
         Ok(Self::File { path, force })
+    }
+
+    /// The file, where it is one.
+    pub(super) fn file(&self) -> Option<&Path> {
+        match self {
+            Self::File { path, .. } => Some(path),
+            Self::Stdout | Self::Stream(_) => None,
+        }
     }
 
     /// Refuses a file that is an input, which to overwrite nobody can have meant: one that was read under whatever name, or that
@@ -60,7 +74,7 @@ impl Destination {
         for (side, input) in Side::BOTH.into_iter().zip(inputs) {
             let root = input.origin.path.canonicalize()?;
             let is_inside = path.starts_with(root) && path.file_name() != Some(OsStr::new(USUAL));
-            if input.files.holds(path)? || (is_inside && path.exists()) {
+            if input.files.holds(path)? || (is_inside && storage::is_there(path)?) {
                 bail!("{}: a file of {side}, which is not overwritten", path.display());
             }
         }
@@ -80,6 +94,15 @@ impl Destination {
                 .with_context(|| format!("{}: cannot be written", path.display())),
         }
     }
+}
+
+/// What a path leads to; `None` where there is nothing.
+fn target(path: &Path) -> Result<Option<Target>> {
+    storage::present(storage::look(path)).with_context(|| unseen(path))
+}
+
+fn unseen(path: &Path) -> String {
+    format!("{}: cannot be looked at", path.display())
 }
 
 /// The name of a result where none is given.

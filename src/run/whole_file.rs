@@ -76,6 +76,7 @@ mod unnamed {
     use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
     use super::{PREFIX, Removal};
+    use crate::storage;
 
     /// Writes by way of a file without a name; false where the file system has none.
     pub(super) fn write(
@@ -93,7 +94,7 @@ mod unnamed {
         file.write_all(bytes)?;
         file.sync_all()?;
         let own = format!("/proc/self/fd/{}", file.as_raw_fd());
-        if !Path::new(&own).exists() {
+        if !storage::is_there(Path::new(&own))? {
             return Ok(false);
         }
         let link = |to: &Path| rustix::fs::linkat(CWD, &*own, CWD, to, AtFlags::SYMLINK_FOLLOW);

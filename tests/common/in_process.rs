@@ -4,10 +4,11 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
 use ckptcmp::catalog::{Catalog, Section};
-use ckptcmp::compare::TensorComparison;
+use ckptcmp::compare::{ReplicaDifference, TensorComparison, Wanted};
 use ckptcmp::formats::{self, OpenError, OpenOptions};
+use ckptcmp::judge::bounds::Bounds;
 use ckptcmp::judge::verdict;
-use ckptcmp::pairing::{Pairing, Selection, pair};
+use ckptcmp::pairing::{Pair, Pairing, Selection, pair};
 
 /// Opens all sections of a checkpoint.
 pub(crate) fn open(path: &Path) -> Result<Catalog, Box<OpenError>> {
@@ -17,7 +18,8 @@ pub(crate) fn open(path: &Path) -> Result<Catalog, Box<OpenError>> {
 
 /// Compares all pairs of two open checkpoints.
 pub(crate) fn compare(pairing: &Pairing, a: &Catalog, b: &Catalog) -> Vec<TensorComparison> {
-    ckptcmp::compare::compare(&pairing.pairs, [&a.files, &b.files], false, &AtomicU64::new(0))
+    let wanted = |_: &Pair| Wanted::default();
+    ckptcmp::compare::compare(&pairing.pairs, wanted, [&a.files, &b.files], &AtomicU64::new(0))
 }
 
 /// The end of a comparison.
@@ -44,6 +46,11 @@ pub(crate) fn outcome(a: &Path, b: &Path) -> Outcome {
     let unpaired = pairing.only_in.iter().map(Vec::len).sum();
     let problems: Vec<String> =
         a.problems.iter().chain(&b.problems).map(ToString::to_string).collect();
-    let code = verdict::of_all(&compared, unpaired, problems.len(), false).exit_code();
+    let judgements = compared.iter().map(|tensor| verdict::of_tensor(tensor, &Bounds::default()));
+    let judgements: Vec<_> = judgements.collect();
+    let replicas = compared.iter().flat_map(|tensor| &tensor.replicas);
+    let has_diverged = replicas.into_iter().any(ReplicaDifference::is_divergence);
+    let verdict = verdict::of_all(&judgements, unpaired, problems.len(), has_diverged);
+    let code = verdict.exit_code();
     Outcome { code, compared: compared.len(), trouble: format!("{problems:?} {compared:?}") }
 }

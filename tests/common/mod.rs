@@ -93,8 +93,9 @@ pub(crate) fn compare_with(a: &Path, b: &Path, flags: &[&str]) -> Run {
 /// The screen alone, as it is on standard output.
 pub(crate) fn screen(a: &Path, b: &Path, flags: &[&str]) -> Run {
     let folder = TempDir::new().unwrap();
-    let output = folder.path().join("out.json");
-    Run::of(ckptcmp().arg("compare").args([a, b]).arg("-o").arg(output).args(flags))
+    let mut command = ckptcmp();
+    command.current_dir(folder.path()).arg("compare").args([a, b]).args(["-o", "out.json"]);
+    Run::of(command.args(flags))
 }
 
 /// The report of `inspect --json` on a checkpoint that it can read.

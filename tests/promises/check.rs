@@ -250,3 +250,33 @@ fn globals_of_files_beside_the_model_count_too() {
     flagged("scheduler.pt", b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93.");
     flagged("state.pkl", b"(dp0\ncos\nsystem\n.");
 }
+
+#[test]
+fn a_weight_that_is_not_its_master_rounded_is_a_finding() {
+    let cases = [
+        ("optimizer/dense/tp2dp2-distributed", 15, "decoder.layers.1.mlp.linear_fc2.weight"),
+        ("optimizer/moe/ep2-distributed", 16, "output_layer.weight"),
+        ("deepspeed/zero/z1", 5, "fc.weight"),
+    ];
+    for (path, weights, name) in cases {
+        let sound = report(&fixture(path), 0);
+        let all = json!({ "weights": weights, "rounded": weights, "rounds_otherwise": null, "not_rounded": {} });
+        assert_eq!(sound["masters"], all, "{path}");
+
+        let copied = Copied::of(&fixture(path));
+        common::flip(&copied.path(), name, &[1, 1]);
+        let masters = &report_without_sums(&copied.path(), 1)["masters"];
+        assert_eq!(masters["rounded"], weights - 1, "{path}");
+        let found = masters["not_rounded"].as_object().unwrap();
+        assert_eq!((found.len(), &found[name]["elements"]), (1, &json!(1)), "{path}: {found:?}");
+        assert_eq!(found[name]["max_ulp"], 1, "{path}: {found:?}");
+        let run = Run::of(ckptcmp().args(["check", "--no-crc"]).arg(copied.path()));
+        assert!(run.stdout.contains(&format!("{name}: 1 of ")), "{run:?}");
+        assert!(run.stdout.contains(", off by up to 1 ulp of bfloat16\n"), "{run:?}");
+    }
+}
+
+#[test]
+fn weights_that_are_read_from_their_masters_prove_nothing() {
+    assert_eq!(report(&fixture("deepspeed/zero/z3"), 0)["masters"]["weights"], 0);
+}

@@ -11,9 +11,10 @@ use crate::common::{Copied, compare_with, in_process, layout, models};
 use ckptcmp::base::dtype::Dtype;
 use ckptcmp::base::extent::Extent;
 use ckptcmp::catalog::Catalog;
-use ckptcmp::compare::{Outcome, TensorComparison};
+use ckptcmp::compare::{Outcome, ReplicaDifference, TensorComparison};
 use ckptcmp::containers::torch::{TorchFile, ValueId};
 use ckptcmp::formats::{self, OpenOptions};
+use ckptcmp::judge::bounds::Bounds;
 use ckptcmp::judge::verdict::{self, Verdict};
 use ckptcmp::names::Name;
 use ckptcmp::pairing::{Pairing, Selection, pair};
@@ -196,7 +197,9 @@ fn check(
             assert_eq!(seen, expected, "{target:?}");
         }
     }
-    assert_eq!(verdict::of_all(std::slice::from_ref(found), 0, 0, false), Verdict::Different);
+    let judgement = verdict::of_tensor(found, &Bounds::default());
+    let has_diverged = found.replicas.iter().any(ReplicaDifference::is_divergence);
+    assert_eq!(verdict::of_all([&judgement], 0, 0, has_diverged), Verdict::Different);
 }
 
 /// A copy of a checkpoint to be changed, beside one that is not.

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use crate::common::{
-    self, Copied, Run, assert_all_equal, ckptcmp, compare, compare_with, flip, inspect, layout,
-    names, places, rename_key, run, screen,
+    self, Copied, Run, assert_all_equal, ckptcmp, compare, compare_with, fixture, flip, inspect,
+    layout, names, places, rename_key, run, screen,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -91,6 +91,8 @@ fn each_metric_has_its_key_and_its_value() {
         ("rel_l2", json!(1.0 / 8_f64.sqrt())),
         ("max_abs", json!(1.0)),
         ("max_abs_index", json!([3])),
+        ("max_ulp", json!(128)),
+        ("histogram", json!({"0": 1})),
         ("mean_abs", json!(0.125)),
         ("differing", json!(1)),
         ("identical", json!(false)),
@@ -499,4 +501,68 @@ fn inspect_reads_no_values_and_says_what_it_cannot_place() {
     assert_eq!(names(&run.json()["tensors"]).len(), 14);
     run_on(layout("faults/missing-shard")).refuses(&["mp_rank_01_001", "missing shard"]);
     run_on(layout("no-such")).refuses(&["no-such"]);
+}
+
+// Habits
+
+#[test]
+fn the_screen_says_what_was_not_compared_and_that_both_sides_are_the_same_files() {
+    let optimizer = fixture("layouts/gpt-small/optimizer-tp1");
+    let run = compare(&optimizer, &small());
+    assert!(run.stderr.contains("B\nnot compared: optimizer\n"), "{}", run.stderr);
+    let both = ["--section", "model,optimizer"];
+    let run = compare_with(&optimizer, &optimizer, &both);
+    assert!(!run.stderr.contains("not compared"), "{}", run.stderr);
+    assert!(run.stderr.contains("\n   the same files as a\n"), "{}", run.stderr);
+    let copied = Copied::of(&small());
+    assert!(!compare(&small(), &copied.path()).stderr.contains("the same files"));
+    let distributed =
+        ["dcp/single", "torch_dist/flattened/torch_dist", "torch_dist/flattened/zarr"];
+    for (path, count) in distributed.into_iter().zip([" (6 tensors)", "", ""]) {
+        let run = compare(&fixture(path), &fixture(path));
+        let line = format!("\nnot compared: optimizer{count}\n");
+        assert!(run.stderr.contains(&line), "{path}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn the_errors_of_both_sides_are_told_at_once_and_places_elsewhere_as_such() {
+    let run = common::run(["compare", "/no/a", "/no/b", "-o", "-"]);
+    run.refuses(&["ckptcmp: a: /no/a: cannot be read", "\nckptcmp: b: /no/b: cannot be read"]);
+    let run = common::run(["compare", "s3://bucket/run", "org/model-7b", "-o", "-"]);
+    run.refuses(&["a: s3://bucket/run: no such file or folder; nothing is read from a network"]);
+    run.refuses(&["b: org/model-7b: no such file or folder; if a model of the Hugging Face hub"]);
+}
+
+#[test]
+fn the_folder_of_an_index_is_opened() {
+    for (folder, index) in [
+        (fixture("hf/sharded"), "model.safetensors.index.json"),
+        (fixture("torch_dist/gpt-small/tp2pp2/iter_0000005"), ".metadata"),
+    ] {
+        let run = compare(&folder.join(index), &folder);
+        assert_eq!(run.code, 0, "{run:?}");
+        assert!(run.stderr.contains(&format!("/{index}\n")), "{}", run.stderr);
+        assert!(run.stderr.contains("the folder of "), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn a_glob_that_matches_nothing_and_a_section_that_is_not_there_are_named() {
+    let run = compare_with(&small(), &small(), &["--include", "*", "--exclude", "layers.0"]);
+    assert_eq!(run.code, 0);
+    let line = "\n--exclude layers.0: matches no name; a glob has to match all of one\n";
+    assert!(run.stderr.contains(line), "{}", run.stderr);
+    let weights = fixture("hf/sharded");
+    let run = compare_with(&weights, &weights, &["--section", "optimizer"]);
+    run.refuses(&["a: ", "no optimizer state in this checkpoint"]);
+    assert!(!run.stderr.contains("no tensor"), "{}", run.stderr);
+}
+
+#[test]
+fn colours_of_the_screen_on_standard_error_can_be_asked_for() {
+    let changed = changed();
+    let run = compare_with(&small(), &changed.path(), &["--color", "always"]);
+    assert!(run.stderr.contains("\x1b[1;31mdifferent"), "{}", run.stderr);
+    assert!(!compare(&small(), &changed.path()).stderr.contains('\x1b'));
 }

@@ -59,7 +59,7 @@ const WORDS: &[(&str, &[&str])] = &[
     ("evil-pickle-tp1", &["identical"]),
     ("truncated", &["mp_rank_00/model_optim_rng.pt", "cut off"]),
     ("not-a-checkpoint", &["mp_rank_00/model_optim_rng.pt", "git lfs pull"]),
-    ("no-tensors", &["a: ", "no-tensors", "no tensor", "nothing to compare"]),
+    ("no-tensors", &["a: ", "no-tensors", "no model weights", "nothing to compare"]),
     (
         "missing-tp4ep2etp1-old-writer",
         &[
