@@ -4,15 +4,10 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::names::index::index;
+use crate::names::place::{split_at_number, split_expert, split_layer};
 
 /// Lists that are judged.
 const MOST: usize = 256;
-
-/// Components of a name that a layer's number follows.
-const LISTS: [&str; 7] = ["layers", "layer", "h", "blocks", "block", "resblocks", "encoder_layers"];
-
-/// Components that an expert's number follows (Megatron-Core, Hugging Face, DeepSpeed `moe/experts.py`).
-const EXPERTS: [&str; 3] = ["local_experts", "experts", "deepspeed_experts"];
 
 /// The list that a stage of a vision model is.
 const BLOCKS: &str = "blocks";
@@ -26,9 +21,6 @@ const DENSE: [&str; 6] =
 
 /// Words for what mixes tokens in a layer.
 const MIXERS: [&str; 5] = ["attention", "attn", "mixer", "mamba", "ssm"];
-
-/// The part of a component before an expert's number (transformers `switch_transformers`, `nllb_moe`).
-const EXPERT: &str = "expert_";
 
 /// A list of layers.
 #[derive(Debug)]
@@ -78,40 +70,6 @@ pub(super) fn path(name: &str) -> Option<&str> {
     split_layer(name).map(|(path, ..)| path)
 }
 
-/// Cuts a name at the number of its layer: what is before, the number, what follows its dot.
-fn split_layer(name: &str) -> Option<(&str, u64, &str)> {
-    split_at_number(name, |before| LISTS.contains(&before))
-}
-
-/// Cuts the rest of a layer's name at the number of an expert.
-fn split_expert(rest: &str) -> Option<(&str, u64, &str)> {
-    let numbered = || split_at_number(rest, |before| EXPERTS.contains(&before));
-    let worded = || {
-        let (at, _) = rest.match_indices(EXPERT).find(|(at, _)| rest[..*at].ends_with('.'))?;
-        let list = &rest[..at + EXPERT.len()];
-        let (number, part) = rest[list.len()..].split_once('.')?;
-        Some((list, index(number)?, part))
-    };
-    numbered().or_else(worded)
-}
-
-/// Cuts a name at the first number behind a component of this kind.
-fn split_at_number(name: &str, is_list: impl Fn(&str) -> bool) -> Option<(&str, u64, &str)> {
-    let mut start = 0;
-    let mut before = "";
-    while let Some(length) = name[start..].find('.') {
-        let component = &name[start..start + length];
-        let behind = start + length + 1;
-        if is_list(before)
-            && let Some(number) = index(component)
-        {
-            return Some((&name[..start], number, &name[behind..]));
-        }
-        (before, start) = (component, behind);
-    }
-    None
-}
-
 impl Layer<'_> {
     /// Says whether it predicts further tokens, beside those of the model (transformers `modeling_glm4_moe.py`, DeepSeek V3).
     pub(super) fn predicts(&self) -> bool {
@@ -156,26 +114,6 @@ pub(super) fn module(name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_cut_at_layers_and_experts() {
-        assert_eq!(
-            split_layer("decoder.layers.12.mlp.linear_fc1.weight"),
-            Some(("decoder.layers.", 12, "mlp.linear_fc1.weight"))
-        );
-        assert_eq!(split_layer("layers.0.x"), Some(("layers.", 0, "x")));
-        assert_eq!(split_layer("decoder.layers.self_attention.weight"), None);
-        assert_eq!(split_layer("projector.0.weight"), None);
-        let expert = |rest| split_expert(rest);
-        assert_eq!(
-            expert("mlp.experts.local_experts.3.linear_fc1.weight"),
-            Some(("mlp.experts.local_experts.", 3, "linear_fc1.weight"))
-        );
-        assert_eq!(expert("mlp.experts.3.w1.weight"), Some(("mlp.experts.", 3, "w1.weight")));
-        let worded = Some(("ffn.experts.expert_", 7, "fc1.weight"));
-        assert_eq!(expert("ffn.experts.expert_7.fc1.weight"), worded);
-        assert_eq!(expert("mlp.shared_experts.gate.weight"), None);
-    }
 
     #[test]
     fn stages_are_no_layers() {

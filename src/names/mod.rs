@@ -5,6 +5,7 @@ pub mod index;
 pub mod megatron;
 mod natural;
 pub mod pattern;
+pub mod place;
 mod printable;
 
 use std::sync::LazyLock;
