@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use ckptcmp::cli::Cli;
+use ckptcmp::cli::{Cli, complete};
 
 fn main() -> ExitCode {
+    complete();
     match ckptcmp::run::run(&Cli::parse()) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {

@@ -1,6 +1,7 @@
 //! From a typed command line to an exit code: open, compare or check, report.
 
 mod check;
+mod completions;
 mod explain_rules;
 mod inspect;
 mod outputs;
@@ -40,6 +41,8 @@ pub fn run(cli: &Cli) -> Result<u8> {
         Command::Check(args) => check::run(args, cli.style()),
         Command::Inspect(args) => inspect::run(args, cli.style()),
         Command::ExplainRules(args) => explain_rules::run(args, cli.style()),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => completions::run_man(args),
     }
 }
 

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
+use clap_complete::engine::ArgValueCandidates;
 use globset::Glob;
 
 use crate::judge::bounds::{Bounds, MetricBound, magnitude};
 use crate::report::Form;
 
+use super::completions::metrics;
 use super::{EXIT_CODES, InputArgs, help_template};
 
 const EXAMPLES: &str = "\
@@ -44,7 +46,7 @@ pub struct CompareArgs {
     pub force: bool,
     /// More metrics in the JSON, comma-separated, or all: dtype, one_minus_cos, rel_l2, max_abs, max_abs_index, max_ulp,
     /// histogram, mean_abs, differing, identical, norm_a, norm_b, nan_a, nan_b, inf_a, inf_b
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', add = ArgValueCandidates::new(metrics))]
     pub metrics: Vec<String>,
     /// Compare only names that match, e.g. '*.mlp.*'; may be repeated
     #[arg(long, value_name = "GLOB", help_heading = "Selection")]

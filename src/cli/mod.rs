@@ -2,6 +2,7 @@
 
 mod check;
 mod compare;
+mod completions;
 mod explain_rules;
 mod inspect;
 
@@ -10,6 +11,7 @@ use std::str::FromStr;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ColorChoice, Parser, Subcommand};
+use clap_complete::engine::ArgValueCandidates;
 
 use crate::base::plain::PlainValue;
 use crate::base::side::Side;
@@ -22,6 +24,7 @@ use crate::tensor::Merge;
 
 pub use check::{CheckArgs, FailOn};
 pub use compare::CompareArgs;
+pub use completions::{CompletionsArgs, ManArgs, complete, man_pages, write_registration};
 pub use explain_rules::ExplainRulesArgs;
 pub use inspect::InspectArgs;
 
@@ -70,6 +73,10 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Say which rule of a file decides about which tensor of two checkpoints, without reading their values
     ExplainRules(Box<ExplainRulesArgs>),
+    /// Write what makes a shell complete commands, options and their values
+    Completions(CompletionsArgs),
+    /// Write the manual pages
+    Man(ManArgs),
 }
 
 impl Cli {
@@ -105,7 +112,7 @@ pub struct InputArgs {
     #[arg(long, value_name = "FORMAT", help_heading = "Input", value_parser = format_names())]
     format: Option<String>,
     /// Sections to read, comma-separated: model, optimizer. By default compare reads the model, other commands both
-    #[arg(long = "section", value_name = "NAMES", help_heading = "Input", value_delimiter = ',', value_parser = section)]
+    #[arg(long = "section", value_name = "NAMES", help_heading = "Input", value_delimiter = ',', value_parser = section, add = ArgValueCandidates::new(completions::sections))]
     sections: Vec<Section>,
     /// Set an argument of the training run that the checkpoint lacks or has wrong, e.g. num_experts=8; a:NAME=VALUE or
     /// b:NAME=VALUE for one side only; may be repeated

@@ -13,6 +13,7 @@ mod common;
 
 mod check;
 mod completeness;
+mod completions;
 mod determinism;
 mod document;
 mod faults;
