@@ -91,6 +91,25 @@ fn a_module_names_only_what_the_table_allows() {
 }
 
 #[test]
+fn of_several_threads_errors_the_first_in_order_is_told() {
+    let mut wrong = Vec::new();
+    for source in sources() {
+        let lines: Vec<(String, &str)> = source.lines().collect();
+        for (number, (at, line)) in lines.iter().enumerate() {
+            let behind = &lines[number..lines.len().min(number + 20)];
+            let statement: Vec<&str> = behind.iter().map(|(_, line)| *line).collect();
+            let statement = statement.join(" ");
+            let statement = statement.split(';').next().unwrap_or_default();
+            let is_any = |call: &&str| statement.contains(*call);
+            if line.contains("par_iter()") && [".collect::<Result", ".try_"].iter().any(is_any) {
+                wrong.push(format!("{at}: collect results of threads by `in_order`"));
+            }
+        }
+    }
+    assert_tidy(&wrong);
+}
+
+#[test]
 fn no_format_names_another_one() {
     let formats: Vec<Source> = sources()
         .into_iter()

@@ -9,6 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::base::extent::{Extent, boxes_of_range, row_major};
+use crate::base::in_order::InOrder;
 use crate::kernel::{BLOCK, DenseBlock, Stats, compare_block, rounded, widened};
 use crate::tensor::{LogicalTensor, Merge, Piece};
 
@@ -160,7 +161,7 @@ impl<'a> Copies<'a> {
         };
         let starts: Vec<u64> = (0..numel).step_by(BLOCK).collect();
         let blocks = starts.par_iter().map_init(Scratch::default, of_block);
-        let blocks: Vec<Stats> = blocks.collect::<Result<_, ReadError>>()?;
+        let blocks: Vec<Stats> = blocks.in_order()?;
         let mut stats = Stats::default();
         blocks.iter().for_each(|block| stats.merge(block));
         Ok(stats)

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
+use crate::base::in_order::InOrder;
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::Problem;
@@ -173,9 +174,9 @@ impl<'a> Run<'a> {
         let files = &*files;
         let read = |((number, tp), file): &((u64, u64), FileId)| {
             let states = BareStates::read(files, *file)?;
-            Ok(Layer { number: *number, tp: *tp, states })
+            Ok::<_, OpenError>(Layer { number: *number, tp: *tp, states })
         };
-        let layers: Vec<Layer> = added.par_iter().map(read).collect::<Result<_, OpenError>>()?;
+        let layers: Vec<Layer> = added.par_iter().map(read).in_order()?;
         let places = layers
             .iter()
             .map(|Layer { number, tp, states }| (format!("layer {number}, tp {tp}"), states));
@@ -288,10 +289,10 @@ impl<'a> Run<'a> {
         let added = zero.iter().map(|(rank, path)| Ok((*rank, add(files, path)?)));
         let added: Vec<((u64, u64), FileId)> = added.collect::<Result<_, OpenError>>()?;
         let files = &*files;
-        let read = added
-            .par_iter()
-            .map(|(rank, file)| Ok((*rank, (*file, ZeroStates::read(files, *file)?))));
-        let read: BTreeMap<(u64, u64), _> = read.collect::<Result<_, OpenError>>()?;
+        let read = added.par_iter().map(|(rank, file)| {
+            Ok::<_, OpenError>((*rank, (*file, ZeroStates::read(files, *file)?)))
+        });
+        let read: BTreeMap<(u64, u64), _> = read.in_order()?;
         // Told after what their number says.
         let notes = identity::check_partitions(&read, &self.models, files, options);
         let mut by_rank: BTreeMap<u64, Vec<ZeroStates>> = BTreeMap::new();
@@ -367,9 +368,10 @@ fn open_models(
     let added = plain.chain(zero).map(|(rank, path)| Ok((rank, add(files, path)?)));
     let added: Vec<((u64, u64), FileId)> = added.collect::<Result<_, OpenError>>()?;
     let files = &*files;
-    let read =
-        added.par_iter().map(|(rank, file)| Ok((*rank, *file, ModelStates::read(files, *file)?)));
-    let read: Vec<_> = read.collect::<Result<_, OpenError>>()?;
+    let read = added
+        .par_iter()
+        .map(|(rank, file)| Ok::<_, OpenError>((*rank, *file, ModelStates::read(files, *file)?)));
+    let read: Vec<_> = read.in_order()?;
     let notes = identity::check_models(&read, files, options)?;
     if !folder.zero_model.is_empty() {
         let declared =

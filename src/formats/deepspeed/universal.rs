@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::base::in_order::InOrder;
 use crate::catalog::Problem;
 use crate::formats::error::{MissingFile, OpenError};
 use crate::formats::files::{add, open_torch};
@@ -49,8 +50,7 @@ pub(super) fn read(
     let sources = sources(root, files, shapes, &mut universal)?;
     let files = &*files;
     let read = |source: &StateFile| read_file(files, source, shapes);
-    let found: Vec<Result<LogicalTensor, Problem>> =
-        sources.par_iter().map(read).collect::<Result<_, OpenError>>()?;
+    let found: Vec<Result<LogicalTensor, Problem>> = sources.par_iter().map(read).in_order()?;
     for (source, found) in sources.into_iter().zip(found) {
         match found {
             Ok(tensor) => {

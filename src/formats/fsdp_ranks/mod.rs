@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
+use crate::base::in_order::InOrder;
 use crate::base::limits::{LIMITS, OverLimit};
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Extent, Origin, Problem, Section};
@@ -187,7 +188,7 @@ fn add_section(
             Section::Model => RankFile::read_model(files, file, rank as u64),
             Section::Optimizer => RankFile::read_optimizer(files, file, rank as u64),
         })
-        .collect::<Result<_, _>>()?;
+        .in_order()?;
     let (ranks, groups): (Vec<RankFile>, Vec<_>) = read.into_iter().unzip();
     let witnesses: Vec<Witness> = ranks.iter().map(RankFile::witness).collect();
     let found = foreign(files, &witnesses, None, options)?;

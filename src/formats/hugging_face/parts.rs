@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
+use crate::base::in_order::InOrder;
 use crate::catalog::Problem;
 use crate::containers::safetensors::Safetensors;
 use crate::formats::error::OpenError;
@@ -35,7 +36,7 @@ pub(super) fn read_parts(
         true => read_torch(files, file, name),
         false => read_safetensors(files, file, name),
     };
-    parts.into_par_iter().map(read).collect()
+    parts.into_par_iter().map(read).in_order()
 }
 
 fn read_torch(files: &FileSet, file: FileId, name: String) -> Result<ModelFile, OpenError> {

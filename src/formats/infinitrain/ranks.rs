@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::base::in_order::InOrder;
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::catalog::{Catalog, CatalogBuilder, Extent, Origin, Problem, Section};
@@ -153,8 +154,8 @@ pub(super) fn read_all(root: &Root, options: &OpenOptions) -> Result<Catalog, Op
     let has_optimizer = present.iter().any(|(_, rank)| rank.optimizer.is_some());
     let ranks: Vec<(FileId, Rank)> = present
         .into_par_iter()
-        .map(|(coord, rank)| Ok((rank.model, rank.read(&files, coord, options)?)))
-        .collect::<Result<_, OpenError>>()?;
+        .map(|(coord, rank)| Ok::<_, OpenError>((rank.model, rank.read(&files, coord, options)?)))
+        .in_order()?;
     run.notes.extend(check_contents(&files, &ranks, &run.world, options)?);
     let ranks = ranks.into_iter().map(|(_, rank)| rank).collect();
     let mut catalog = run.into_catalog(files, ranks, root, options);

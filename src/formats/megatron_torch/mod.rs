@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
+use crate::base::in_order::InOrder;
 use crate::catalog::{Catalog, Extent, Problem, Section};
 use crate::containers::torch::TorchFile;
 use crate::formats::files::{add, open_torch};
@@ -102,9 +103,9 @@ fn read(root: &Root, options: &OpenOptions) -> Result<Catalog, OpenError> {
                 // The run says the same of itself in every file.
                 rank.state.clear();
             }
-            Ok(rank)
+            Ok::<_, OpenError>(rank)
         })
-        .collect::<Result<_, OpenError>>()?;
+        .in_order()?;
     let has_optimizer = ranks.iter().any(|rank| rank.has_optimizer);
     let step = step_behind(ITERATION, &root.probe.name());
     let gathered = Gathered { path: &root.path, step, folders: &folders, ranks: &ranks, options };
