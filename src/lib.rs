@@ -67,7 +67,8 @@
 //! spelling of a name is a line in [`names::megatron`]; a model of
 //! Hugging Face's is a `model_type` or some rows in [`names::families`]; a tensor that is stored fused is a row in
 //! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is
-//! a row in [`compare::metrics`], one that may be bounded one in [`judge::bounds`]; a new output is a file in [`report`].
+//! a row in [`compare::metrics`] and a field of [`report::document::Metrics`], one that may be bounded one in
+//! [`judge::bounds`]; a module of a layer is a word in [`names::forward`]; a new output is a file in [`report`].
 //!
 //! # Invariants
 //!

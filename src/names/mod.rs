@@ -1,6 +1,7 @@
 //! Dialects -> canonical names, as tables of rewrites.
 
 pub mod families;
+pub mod forward;
 pub mod index;
 pub mod megatron;
 mod natural;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::index::index;
+use super::index::{index, split_index};
 
 /// Components of a name that a layer's number follows.
 const LISTS: [&str; 7] = ["layers", "layer", "h", "blocks", "block", "resblocks", "encoder_layers"];
@@ -29,7 +29,7 @@ const OPTIMIZER: &str = "optimizer.";
 pub struct Place<'n> {
     /// The kind of an optimizer's state, such as `exp_avg`; empty for a weight.
     pub state: &'n str,
-    /// The list of layers, such as `decoder.layers`; empty outside of all layers.
+    /// The list of layers, such as `decoder.layers`; empty outside of all layers, and where a name begins with the number.
     pub list: &'n str,
     /// The number of the layer.
     pub layer: Option<u64>,
@@ -39,6 +39,8 @@ pub struct Place<'n> {
     pub expert: Option<u64>,
     /// The last component: `weight`, `bias`.
     pub parameter: &'n str,
+    /// The name without the layer and the last component.
+    pub path: &'n str,
 }
 
 impl<'n> Place<'n> {
@@ -49,7 +51,11 @@ impl<'n> Place<'n> {
         let (state, name) = state.unwrap_or(("", name));
         let (list, layer, rest) = match split_layer(name) {
             Some((path, layer, rest)) => (path.trim_end_matches('.'), Some(layer), rest),
-            None => ("", None, name),
+            // The layer files of a DeepSpeed pipeline: their number is the layer.
+            None => match split_index(name) {
+                Some((layer, rest)) => ("", Some(layer), rest),
+                None => ("", None, name),
+            },
         };
         let (path, parameter) = rest.rsplit_once('.').unwrap_or(("", rest));
         let (module, expert) = match split_expert(rest) {
@@ -59,7 +65,7 @@ impl<'n> Place<'n> {
             }
             None => (Cow::Borrowed(path), None),
         };
-        Self { state, list, layer, module, expert, parameter }
+        Self { state, list, layer, module, expert, parameter, path }
     }
 }
 
@@ -127,7 +133,7 @@ mod tests {
     #[test]
     fn a_name_says_its_place() {
         let place = |name| {
-            let Place { state, list, layer, module, expert, parameter } = Place::of(name);
+            let Place { state, list, layer, module, expert, parameter, .. } = Place::of(name);
             (state, list, layer, module.into_owned(), expert, parameter)
         };
         for (name, expected) in [
@@ -139,6 +145,7 @@ mod tests {
             ("alone", ("", "", None, "", None, "alone")),
             ("h.11.attn.c_attn.bias", ("", "h", Some(11), "attn.c_attn", None, "bias")),
             ("h.0.scale", ("", "h", Some(0), "", None, "scale")),
+            ("03.attention.dense.bias", ("", "", Some(3), "attention.dense", None, "bias")),
             (
                 "optimizer.exp_avg.decoder.layers.2.mlp.linear_fc1.weight",
                 ("exp_avg", "decoder.layers", Some(2), "mlp.linear_fc1", None, "weight"),

@@ -4,6 +4,7 @@ pub mod catalog;
 pub mod check;
 pub mod document;
 mod json;
+pub mod layers;
 pub mod problems;
 pub mod progress;
 pub mod rules;
@@ -82,7 +83,7 @@ impl Report {
     /// # Errors
     /// Those of `out`.
     pub fn write_document(&self, exit_zero: bool, out: &mut dyn Write) -> io::Result<()> {
-        document::write(self, exit_zero, out)
+        document::Document::of(self, exit_zero)?.write_json(out)
     }
 
     /// Writes the summary for people.

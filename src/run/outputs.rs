@@ -12,7 +12,8 @@ use anyhow::{Context, Error, Result, bail};
 use crate::catalog::Catalog;
 use crate::cli::CompareArgs;
 use crate::compare::Outcome;
-use crate::report::{Form, Judged, Report, document};
+use crate::report::document::{self, Document};
+use crate::report::{Form, Judged, Report};
 use crate::storage::{self, Target};
 
 use super::result::Destination;
@@ -115,7 +116,8 @@ impl<'a> Outputs<'a> {
     pub(super) fn write_failure(&self, error: &Error, has_written: bool) -> Result<()> {
         let paths = [self.args.a.as_path(), self.args.b.as_path()];
         let mut json = Vec::new();
-        document::write_failure(paths, &format!("{error:#}"), self.args.exit_zero, &mut json)?;
+        let failure = Document::of_failure(paths, &format!("{error:#}"), self.args.exit_zero);
+        failure.write_json(&mut json)?;
         for (Form::Json, place) in &self.reports {
             match place.file() {
                 Some(path) => replace(path, &json)?,

@@ -329,3 +329,63 @@ fn a_document_has_a_place_and_a_form_of_its_own() {
     let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
     assert_eq!(read("x.json"), read("y.JSON"));
 }
+
+/// Every module of a document with its layer.
+fn modules(document: &Value) -> Vec<(&Value, &Value)> {
+    let layers = document["layers"].as_array().unwrap();
+    layers
+        .iter()
+        .flat_map(|layer| layer["modules"].as_array().unwrap().iter().map(move |one| (layer, one)))
+        .collect()
+}
+
+#[test]
+fn the_layers_of_a_document_say_what_its_tensors_say() {
+    let folder = TempDir::new().unwrap();
+    let llama = |name: &str| fixture(&format!("megatron/llama-bf16/{name}"));
+    let moe = |name: &str| layout(&format!("moe/{name}"));
+    let pairs = [
+        (llama("A/tp1pp2-first3-torch"), llama("B/tp1pp1-torch")),
+        (moe("seq-tp4ep1etp2"), moe("legacy-switch-ep2")),
+        (layout("faults/nan-tp1"), layout("gpt-small/tp1")),
+    ];
+    for (a, b) in pairs {
+        let document = compare(&folder, &a, &b, &["--section", "model,optimizer"]).json();
+        let tensors = document["tensors"].as_array().unwrap();
+        let mut seen = vec![0; tensors.len()];
+        let mut first = Value::Null;
+        for (layer, module) in modules(&document) {
+            let members = module["tensors"].as_array().unwrap();
+            let members: Vec<&Value> = members
+                .iter()
+                .map(|index| {
+                    let index = usize::try_from(index.as_u64().unwrap()).unwrap();
+                    seen[index] += 1;
+                    &tensors[index]
+                })
+                .collect();
+            let worst = members.iter().filter_map(|one| one["metrics"]["rel_l2"].as_f64());
+            assert_eq!(module["worst_rel_l2"].as_f64(), worst.reduce(f64::max), "{module}");
+            let passes = members.iter().all(|one| one["passes"] == true);
+            assert_eq!(module["passes"], passes, "{module}");
+            if first.is_null()
+                && let Some(tensor) = members.iter().find(|one| one["passes"] == false)
+            {
+                first = json!({
+                    "state": layer["state"], "layer": layer["title"], "module": module["name"],
+                    "tensor": tensor["name"],
+                });
+            }
+        }
+        assert!(seen.iter().all(|times| *times == 1), "each tensor is in one module: {seen:?}");
+        assert_eq!(document["first_difference"], first);
+        let squares = |metric: &str| {
+            let values = tensors.iter().filter(|one| !one["metrics"]["l2"].is_null());
+            let values = values.filter_map(|one| one["metrics"][metric].as_f64());
+            values.map(|value| value * value).sum::<f64>()
+        };
+        let expected = (squares("l2") / squares("norm_b")).sqrt();
+        let found = document["overall"]["rel_l2"].as_f64().unwrap();
+        assert!((found - expected).abs() <= 1e-12 * expected, "{found} {expected}");
+    }
+}
