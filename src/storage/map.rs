@@ -21,11 +21,14 @@
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+
+use rustix::io::ReadWriteFlags;
 
 /// Bytes that one entry maps at best; maps begin and end on multiples of it.
 const HUGE: u64 = 2 << 20;
@@ -109,13 +112,10 @@ impl Map {
 
 /// True where the page cache has the byte, which is taken for all before it: files are read from front to back.
 fn is_cached(file: &File, offset: u64) -> bool {
-    let Ok(offset) = libc::off_t::try_from(offset) else { return false };
-    let mut byte = 0_u8;
-    let room = libc::iovec { iov_base: ptr::from_mut(&mut byte).cast(), iov_len: 1 };
-    // SAFETY: one buffer of one byte, which lives until the call returns.
-    let read =
-        unsafe { libc::preadv2(file.as_raw_fd(), &raw const room, 1, offset, libc::RWF_NOWAIT) };
-    read == 1
+    let mut byte = [0];
+    let room = &mut [IoSliceMut::new(&mut byte)];
+    // Not libc's: before glibc 2.26 there is none.
+    matches!(rustix::io::preadv2(file, room, offset, ReadWriteFlags::NOWAIT), Ok(1))
 }
 
 /// The processor's time for this thread, so that other load on the machine makes no difference.
