@@ -46,12 +46,12 @@
 //! | [`storage`] | files, regions of them, positioned reads, maps of what the page cache has |
 //! | [`tensor`] | [`StoredTensor`](tensor::StoredTensor), [`LogicalTensor`](tensor::LogicalTensor) and the view algebra |
 //! | [`containers`] | what a file holds, knowing of no ranks: [`torch`](containers::torch) (zip or stream, pickle as inert data), [`safetensors`](containers::safetensors), [`dcp`](containers::dcp), [`zarr`](containers::zarr) |
-//! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites; [`names::families`] for those that are not Megatron's |
+//! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites; [`names::families`] for those that are not Megatron's; [`names::renames`] for a user's own |
 //! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
 //! | [`catalog`] | what a checkpoint holds: tensors, ties, state of the run, problems; the one builder of it |
 //! | [`completeness`] | what a catalog's state announces, held against its names: what is missing |
 //! | [`formats`] | a path in, a catalog out; one folder a format |
-//! | [`dialects`] | a catalog of another dialect beside one of Megatron's -> the same names and shapes, as views |
+//! | [`dialects`] | a catalog of another dialect beside one of Megatron's -> the same names and shapes, as views; a user's names, masters as weights |
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
 //! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
 //! | [`compare`](mod@compare) | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |

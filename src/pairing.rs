@@ -181,7 +181,8 @@ pub fn pair(a: &Catalog, b: &Catalog, selection: &Selection) -> Pairing {
 }
 
 /// The tensor of this name; where it is tied to another one, its own copy or that other one.
-fn find(catalog: &Catalog, name: &Name) -> Option<(Entry, bool)> {
+#[must_use]
+pub fn find(catalog: &Catalog, name: &Name) -> Option<(Entry, bool)> {
     if let Some(entry) = catalog.tensors.get(name) {
         return Some((entry.clone(), false));
     }

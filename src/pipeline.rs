@@ -11,21 +11,25 @@ use crate::catalog::{Catalog, Problem};
 use crate::compare as compared;
 use crate::compare::metrics::{self, HISTOGRAM, MAX_ULP, Metric, ONE_MINUS_COS};
 use crate::compare::{
-    ContentSums, ReplicaDifference, TensorComparison, Wanted, bytes_to_compare,
+    ContentSums, ReplicaDifference, Suggestions, TensorComparison, Wanted, bytes_to_compare,
     bytes_to_self_check, self_check,
 };
-use crate::dialects;
+use crate::dialects::{self, RenameCounts};
 use crate::formats;
 use crate::judge::policy::Policy;
 use crate::judge::verdict;
-use crate::pairing::{Pair, Pairing, Selection, pair, settle_positions};
+use crate::names::Name;
+use crate::names::renames::Renames;
+use crate::pairing::{Pair, Pairing, Selection, find, pair, settle_positions};
 use crate::report::check::{CheckReport, ForeignGlobal};
-use crate::report::{Judged, Report, progress};
+use crate::report::{Judged, RenameUse, Report, progress};
 
 /// The way in which two checkpoints are compared.
 pub struct CompareOptions {
     /// The tensors that take part.
     pub selection: Selection,
+    /// The names that tensors get before they are paired.
+    pub naming: NameOptions,
     /// The metrics of each tensor in the report.
     pub metrics: Vec<&'static Metric>,
     /// The bounds that tensors have to hold, and the names that may be on one side only.
@@ -38,11 +42,21 @@ pub struct CompareOptions {
     pub shows_progress: bool,
 }
 
+/// The names that tensors get before they are paired.
+#[derive(Debug, Clone, Default)]
+pub struct NameOptions {
+    /// Those that a user gives.
+    pub renames: Renames,
+    /// The fp32 masters of a side that has any take the names of their weights.
+    pub takes_masters: bool,
+}
+
 impl Default for CompareOptions {
     /// All tensors, the default metrics, equal values, replicas that must agree, no progress bar.
     fn default() -> Self {
         Self {
             selection: Selection::default(),
+            naming: NameOptions::default(),
             metrics: metrics::defaults(),
             policy: Policy::default(),
             measures_all: false,
@@ -126,13 +140,14 @@ pub fn compare(
     if a.files.is_same_as(&b.files) {
         b.notes.push("the same files as a".to_owned());
     }
-    let mut pairing = paired(&mut a, &mut b, &options.selection);
+    let (mut pairing, renamed) = paired(&mut a, &mut b, &options.naming, &options.selection);
     let excused = options.policy.excuse(&mut pairing);
     let total = bytes_to_compare(&pairing.pairs);
     let wanted = |pair: &Pair| options.wanted(pair);
     let tensors = progress::with_progress(total, options.shows_progress, |done| {
         compared::compare(&pairing.pairs, wanted, [&a.files, &b.files], done)
     });
+    let suggested = suggested(&pairing, [&a, &b]);
     for (side, catalog) in Side::BOTH.into_iter().zip([&a, &b]) {
         check_unchanged(catalog, Some(side), "compare")?;
     }
@@ -153,8 +168,10 @@ pub fn compare(
             problems,
             has_diverged && !options.allow_diverged,
         ),
+        renamed_from: [&mut a, &mut b].map(|side| std::mem::take(&mut side.renamed)),
         checkpoints: [a.into(), b.into()],
         only_in: pairing.only_in,
+        suggested,
         tensors,
         excused,
         unused,
@@ -162,19 +179,42 @@ pub fn compare(
         metrics: options.metrics.clone(),
         policy: options.policy.clone(),
         selection: options.selection.clone(),
+        renames: RenameUse::of(&options.naming.renames, |rule| renamed.by(rule)),
+        takes_masters: options.naming.takes_masters,
         allow_diverged: options.allow_diverged,
     })
 }
 
-/// Agrees on names and pairs the tensors of two checkpoints.
-pub fn paired(a: &mut Catalog, b: &mut Catalog, selection: &Selection) -> Pairing {
-    dialects::agree(a, b);
+/// Agrees on names and pairs the tensors of two checkpoints; the counts are those of the user's renames.
+pub fn paired(
+    a: &mut Catalog,
+    b: &mut Catalog,
+    naming: &NameOptions,
+    selection: &Selection,
+) -> (Pairing, RenameCounts) {
+    if naming.takes_masters {
+        dialects::take_masters(a, b);
+    }
+    let renamed = dialects::agree(a, b, &naming.renames);
     settle_positions(a, b);
     let idle_globs = selection.idle_globs([a, b]);
     for catalog in [&mut *a, &mut *b] {
         catalog.problems.retain(|problem| !selection.leaves_out(problem));
     }
-    Pairing { idle_globs, ..pair(a, b, selection) }
+    (Pairing { idle_globs, ..pair(a, b, selection) }, renamed)
+}
+
+/// The likely partners of the tensors that have none.
+fn suggested(pairing: &Pairing, catalogs: [&Catalog; 2]) -> Suggestions {
+    let entries = Side::BOTH.map(|side| {
+        let names = pairing.only_in[side].iter();
+        names.filter_map(|name| Some((name, find(catalogs[side], name)?.0))).collect::<Vec<_>>()
+    });
+    let unpaired = entries.each_ref().map(|entries| {
+        entries.iter().map(|(name, entry)| (*name, &entry.tensor)).collect::<Vec<_>>()
+    });
+    let paired: Vec<&Name> = pairing.pairs.iter().map(|pair| &pair.name).collect();
+    compared::suggest(&unpaired, &paired, catalogs.map(|catalog| &catalog.files))
 }
 
 impl CompareOptions {

@@ -4,6 +4,7 @@ mod check;
 mod completions;
 mod explain_rules;
 mod inspect;
+mod names;
 mod outputs;
 mod result;
 #[cfg(unix)]
@@ -26,7 +27,6 @@ use crate::judge::verdict::Verdict;
 use crate::pairing::{Globs, Selection};
 use crate::pipeline::{self, CompareOptions};
 use crate::report::{Report, Style, problems};
-use crate::storage::{Small, read_small};
 
 use self::outputs::Outputs;
 use self::result::check_stdout;
@@ -90,6 +90,7 @@ fn compare_options(args: &CompareArgs) -> Result<CompareOptions> {
             exclude: Globs::new(&args.exclude)?,
             vocab_size: args.vocab_size,
         },
+        naming: names::options(&args.names)?,
         policy: policy(args)?,
         measures_all: !args.reports.is_empty(),
         allow_diverged: args.allow_diverged,
@@ -107,15 +108,8 @@ fn policy(args: &CompareArgs) -> Result<Policy> {
 const RULES_FILE: u64 = 1 << 20;
 
 fn read_rules(path: &Path) -> Result<Vec<Rule>> {
-    let name = path.display();
-    let read = read_small(path, RULES_FILE).with_context(|| format!("{name}: cannot be read"))?;
-    let bytes = match read {
-        Small::Bytes(bytes, _) => bytes,
-        Small::TooLong(len) => bail!("{name}: {len} bytes, where rules have {RULES_FILE} at most"),
-        Small::NotAFile => bail!("{name}: not a file"),
-    };
-    let text = String::from_utf8(bytes).with_context(|| format!("{name}: not UTF-8"))?;
-    let rules: Rules = text.parse().with_context(|| name.to_string())?;
+    let text = names::read_text(path, "rules", RULES_FILE)?;
+    let rules: Rules = text.parse().with_context(|| path.display().to_string())?;
     Ok(rules.0)
 }
 
@@ -136,18 +130,29 @@ fn compared(args: &CompareArgs, outputs: &Outputs<'_>) -> Result<Report> {
 
 /// Opens one side as the command line says.
 fn open(side: Side, args: &CompareArgs) -> Result<Catalog> {
-    open_side(side, [&args.a, &args.b][side], &args.input.options(side, &[Section::Model]))
+    let path = [&args.a, &args.b][side];
+    open_side(side, path, args.input.options(side, &[Section::Model]), args.names.masters)
 }
 
-/// Opens one side; every line of an error names it. A section that was asked for and is not there is a problem.
-fn open_side(side: Side, path: &Path, options: &OpenOptions) -> Result<Catalog> {
-    let mut catalog = formats::open(path, options).map_err(|error| {
+/// Opens one side, with its masters where they are to be compared and there are some; every line of an error names it. A section
+/// that was asked for and is not there is a problem.
+fn open_side(
+    side: Side,
+    path: &Path,
+    mut options: OpenOptions,
+    takes_masters: bool,
+) -> Result<Catalog> {
+    let asked = options.sections.clone();
+    if takes_masters {
+        options.sections = Section::ALL.to_vec();
+    }
+    let mut catalog = formats::open(path, &options).map_err(|error| {
         let causes = format!("{:#}", anyhow::Error::from(error));
         let lines = causes.lines().map(|line| format!("{side}: {line}"));
         anyhow::Error::msg(lines.collect::<Vec<_>>().join("\n"))
     })?;
     let is_absent = |section: &&Section| catalog.count(**section) == 0;
-    if let Some(section) = options.sections.iter().find(is_absent)
+    if let Some(section) = asked.iter().find(is_absent)
         && catalog.problems.is_empty()
     {
         let message = format!("no {} in this checkpoint", section.contents());

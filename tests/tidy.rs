@@ -30,9 +30,9 @@ const MODULES: &[(&str, &str)] = &[
     ("compare", "base storage tensor names pairing kernel"),
     ("judge", "base names pairing kernel compare"),
     ("report", "base tensor names layout catalog pairing kernel compare judge"),
-    ("pipeline", "base catalog formats dialects pairing compare judge report"),
+    ("pipeline", "base names catalog formats dialects pairing compare judge report"),
     ("cli", "judge base tensor layout catalog formats compare report"),
-    ("run", "base storage catalog formats pairing compare judge report pipeline cli"),
+    ("run", "base storage names catalog formats pairing compare judge report pipeline cli"),
 ];
 
 /// Rooms whose modules stand in the table one by one, as they may not name each other freely.

@@ -32,6 +32,8 @@ pub struct Catalog {
     pub tied: BTreeMap<Name, Tied>,
     /// Those of the tensors that are known by a position only, which two checkpoints need not count alike.
     pub positions: BTreeSet<Name>,
+    /// The names before a user gave new ones, by these.
+    pub renamed: BTreeMap<Name, Name>,
     /// The state of the run beside its tensors.
     pub state: RunState,
     /// Arguments of the run that its reader was given, which win over those of the checkpoint.
@@ -164,6 +166,7 @@ impl Catalog {
             tensors: BTreeMap::new(),
             tied: BTreeMap::new(),
             positions: BTreeSet::new(),
+            renamed: BTreeMap::new(),
             state: RunState::default(),
             given: Vec::new(),
             listings: Vec::new(),

@@ -11,7 +11,7 @@ use crate::judge::bounds::{Bounds, MetricBound, magnitude};
 use crate::report::Form;
 
 use super::completions::metrics;
-use super::{EXIT_CODES, InputArgs, help_template};
+use super::{EXIT_CODES, InputArgs, NameArgs, help_template};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -57,6 +57,9 @@ pub struct CompareArgs {
     /// Size of the vocabulary without padding: compare only that many rows of embeddings and output layers
     #[arg(long, value_name = "N", help_heading = "Selection")]
     pub vocab_size: Option<u64>,
+    /// Names that tensors get before they are compared
+    #[command(flatten)]
+    pub names: NameArgs,
     /// Bounds that tensors have to hold
     #[command(flatten)]
     pub judging: JudgingArgs,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::compare::JudgingArgs;
-use super::{InputArgs, help_template};
+use super::{InputArgs, NameArgs, help_template};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,6 +43,9 @@ pub struct ExplainRulesArgs {
     /// Name every tensor, not the first ones only
     #[arg(long)]
     pub all: bool,
+    /// Names that tensors get before they are compared
+    #[command(flatten)]
+    pub names: NameArgs,
     /// Bounds that go before those of the rules
     #[command(flatten)]
     pub judging: JudgingArgs,

@@ -5,6 +5,7 @@ mod compare;
 mod completions;
 mod explain_rules;
 mod inspect;
+mod names;
 
 use std::io::IsTerminal;
 use std::str::FromStr;
@@ -27,6 +28,7 @@ pub use compare::CompareArgs;
 pub use completions::{CompletionsArgs, ManArgs, complete, man_pages, write_registration};
 pub use explain_rules::ExplainRulesArgs;
 pub use inspect::InspectArgs;
+pub use names::NameArgs;
 
 const EXAMPLES: &str = "\
 Examples:

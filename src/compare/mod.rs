@@ -10,7 +10,7 @@
 //! rows across the file; besides, pages of the files that are looked at, which the system may take back.
 //!
 //! Each file uses only those before it: `sums` and `side_files`, `strided`, `gather` (one copy), `copies` (all of a tensor),
-//! `side_reader` (one side), `pass` (units, threads, folding), then the tasks, `masters` before `self_check`.
+//! `side_reader` (one side), `pass` (units, threads, folding), then the tasks, `masters` before `self_check`, `suggest`.
 
 mod copies;
 mod gather;
@@ -21,6 +21,7 @@ mod self_check;
 mod side_files;
 mod side_reader;
 mod strided;
+mod suggest;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -48,6 +49,7 @@ pub use masters::Rounding;
 pub use self_check::{TensorCheck, bytes_to_self_check, self_check};
 pub use side_files::ReadError;
 pub use side_reader::ReplicaDifference;
+pub use suggest::{Suggestion, Suggestions, Unpaired, suggest};
 pub use sums::{ContentSums, WrongSum};
 
 /// The comparison of one pair.

@@ -6,6 +6,8 @@
 
 mod attention;
 mod convert;
+mod masters;
+mod renames;
 mod source_naming;
 mod sources;
 
@@ -13,8 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::limits::{ENTRY, LIMITS, OVER_GLOBAL_METADATA};
 use crate::base::plain::PlainValue;
+use crate::base::side::Side;
 use crate::catalog::{Catalog, Entry, Problem, Tied};
 use crate::names::families::{CanonicalPart, Conversion};
+use crate::names::renames::Renames;
 use crate::names::{Name, Naming, is_vocabulary};
 use crate::tensor::LogicalTensor;
 
@@ -22,8 +26,28 @@ use attention::HeadCounts;
 use source_naming::SourceNaming;
 use sources::Sources;
 
+pub use masters::take_masters;
+pub use renames::RenameCounts;
+
+/// Gives tensors the names that the user says, and the side that speaks another dialect canonical names where the other side's are.
+///
+/// A rename is one of the names that a checkpoint has of its own; only where it matches none of them, of those that are compared.
+pub fn agree(a: &mut Catalog, b: &mut Catalog, names: &Renames) -> RenameCounts {
+    let mut counts = RenameCounts::of(names);
+    let mut apply = |sides: [&mut Catalog; 2]| {
+        let before = counts.clone();
+        for (side, catalog) in Side::BOTH.into_iter().zip(sides) {
+            renames::rename(side, catalog, names, &before, &mut counts);
+        }
+    };
+    apply([a, b]);
+    translate_one(a, b);
+    apply([a, b]);
+    counts
+}
+
 /// Gives the side that speaks another dialect canonical names where the other side's are.
-pub fn agree(a: &mut Catalog, b: &mut Catalog) {
+fn translate_one(a: &mut Catalog, b: &mut Catalog) {
     let is_canonical = [&*a, &*b].map(|side| side.origin.naming == Naming::Canonical);
     match is_canonical {
         [true, false] => translate(b, a),
@@ -38,7 +62,7 @@ fn translate(side: &mut Catalog, other: &Catalog) {
     let names: BTreeSet<&str> = side
         .tensors
         .iter()
-        .filter(|(name, entry)| is_of_weight(side, name, entry))
+        .filter(|(name, entry)| is_of_weight(side, other, name, entry))
         .map(|(name, _)| split_state(name.as_str()).1)
         .collect();
     let names: Vec<&str> = names.into_iter().collect();
@@ -72,7 +96,7 @@ fn translate(side: &mut Catalog, other: &Catalog) {
         problems: Vec::new(),
     };
     for (name, entry) in std::mem::take(&mut side.tensors) {
-        match is_of_weight(side, &name, &entry) {
+        match is_of_weight(side, other, &name, &entry) {
             true => translation.take(&name, entry),
             false => drop(translation.kept.insert(name, entry)),
         }
@@ -81,10 +105,12 @@ fn translate(side: &mut Catalog, other: &Catalog) {
 }
 
 /// True for a weight, or a state of the optimizer of a weight's shape: a step has no parts to be dealt out, and a tensor
-/// that is known by its position has no name.
-fn is_of_weight(side: &Catalog, name: &Name, entry: &Entry) -> bool {
+/// that is known by its position has no name. One that the user gave a name of the other side's has its name already.
+fn is_of_weight(side: &Catalog, other: &Catalog, name: &Name, entry: &Entry) -> bool {
     let (state, _) = split_state(name.as_str());
-    state.is_empty() || !(entry.tensor.shape().is_empty() || side.positions.contains(name))
+    let is_named = side.renamed.contains_key(name) && other.tensors.contains_key(name);
+    let has_parts = !(entry.tensor.shape().is_empty() || side.positions.contains(name));
+    !is_named && (state.is_empty() || has_parts)
 }
 
 /// The weight whose scales a tensor of this name holds (DeepSeek-V3's 8-bit blocks, compressed-tensors, ModelOpt).

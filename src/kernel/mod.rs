@@ -79,6 +79,18 @@ impl<'a> DenseBlock<'a> {
         None
     }
 
+    /// Number of elements.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a block is never asked whether it is empty")]
+    pub fn len(self) -> usize {
+        self.bytes.len() / size(self.dtype)
+    }
+
+    /// Its elements, so many at a time.
+    pub fn parts(self, elements: usize) -> impl Iterator<Item = Self> {
+        self.chunks(elements).map(move |bytes| Self { bytes, ..self })
+    }
+
     fn count(self) -> u64 {
         (self.bytes.len() / size(self.dtype)) as u64
     }

@@ -8,6 +8,7 @@ mod natural;
 pub mod pattern;
 pub mod place;
 mod printable;
+pub mod renames;
 
 use std::sync::LazyLock;
 

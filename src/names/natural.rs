@@ -27,6 +27,16 @@ impl Name {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The components that are numbers, in order: `3` and `7` of `layers.3.experts.7.weight`.
+    pub fn numbers(&self) -> impl Iterator<Item = &str> {
+        self.0.split('.').filter(|part| is_number(part))
+    }
+}
+
+/// Returns whether a component is a number.
+pub(super) fn is_number(component: &str) -> bool {
+    !component.is_empty() && component.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 impl fmt::Display for Name {

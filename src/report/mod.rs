@@ -12,17 +12,20 @@ mod screen;
 mod style;
 mod totals;
 mod units;
+mod unpaired;
 
 pub use style::Style;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
 use crate::catalog::{Catalog, Origin, Problem};
-use crate::compare::TensorComparison;
 use crate::compare::metrics::Metric;
+use crate::compare::{Suggestions, TensorComparison};
 use crate::judge::policy::{Excused, Policy, UnusedRule};
 use crate::judge::verdict::{Judgement, Verdict};
+use crate::names::renames::{Rename, Renames};
 use crate::names::{Name, printable};
 use crate::pairing::Selection;
 
@@ -34,6 +37,10 @@ pub struct Report {
     pub checkpoints: [CheckpointReport; 2],
     /// Names that only one side has, for each side.
     pub only_in: [Vec<Name>; 2],
+    /// Likely partners of those.
+    pub suggested: Suggestions,
+    /// The names before a user gave new ones, by these, for each side.
+    pub renamed_from: [BTreeMap<Name, Name>; 2],
     /// Every pair, in natural order of the names.
     pub tensors: Vec<Judged>,
     /// Names that rules keep from being a difference.
@@ -50,8 +57,41 @@ pub struct Report {
     pub policy: Policy,
     /// The names that took part.
     pub selection: Selection,
+    /// The names that the user gave.
+    pub renames: Vec<RenameUse>,
+    /// The fp32 masters of a side that has any were compared in the place of its weights.
+    pub takes_masters: bool,
     /// Replicas that disagree are no difference.
     pub allow_diverged: bool,
+}
+
+/// A rule that gives tensors new names, and the number of those that it renamed on each side.
+pub struct RenameUse {
+    /// The rule.
+    pub rule: Rename,
+    /// The tensors.
+    pub counts: [usize; 2],
+}
+
+impl RenameUse {
+    /// All rules, with their counts by number.
+    pub fn of(renames: &Renames, counts: impl Fn(usize) -> [usize; 2]) -> Vec<Self> {
+        let rules = renames.rules().iter().enumerate();
+        rules.map(|(number, rule)| Self { rule: rule.clone(), counts: counts(number) }).collect()
+    }
+
+    /// A line for each rule that matches no name.
+    #[must_use]
+    pub fn idle(rules: &[Self]) -> Vec<String> {
+        let idle = rules.iter().filter(|used| used.counts == [0; 2]);
+        let text = |Self { rule, .. }: &Self| {
+            let place = rule.place.as_ref().map(|(file, line)| format!("{file}, line {line}: "));
+            let of = rule.side.map(|side| format!(" of {side}")).unwrap_or_default();
+            let text = format!("--map {}{}", place.unwrap_or_default(), rule.text());
+            format!("{}: matches no name{of}", printable(&text))
+        };
+        idle.map(text).collect()
+    }
 }
 
 /// A compared pair and the judgement on it.

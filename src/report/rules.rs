@@ -10,7 +10,7 @@ use crate::names::{Name, printable};
 use crate::pairing::Pairing;
 
 use super::units::{counted, grouped};
-use super::{Screen, Style};
+use super::{RenameUse, Screen, Style};
 
 /// Writes every rule with its bounds and the names that it decides about, and the names that no rule matches; all of them, or
 /// the first ones. Returns whether every rule decides about a name.
@@ -20,6 +20,7 @@ use super::{Screen, Style};
 pub fn write(
     policy: &Policy,
     pairing: &Pairing,
+    renames: &[RenameUse],
     all: bool,
     style: Style,
     out: &mut dyn Write,
@@ -52,6 +53,11 @@ pub fn write(
     let text =
         format!("no rule\n   {}: {}", counted(rest.len(), "name"), bounds_text(&policy.bounds));
     screen.list(&text, &rest, Clone::clone)?;
+    let idle = RenameUse::idle(renames);
+    if !idle.is_empty() {
+        writeln!(screen.out)?;
+    }
+    idle.iter().take(screen.rows).try_for_each(|remark| writeln!(screen.out, "{remark}"))?;
     if unused > 0 {
         let of = grouped(policy.rules.len() as u64);
         writeln!(screen.out, "\n{} of {of} rules decide about no name", grouped(unused))?;

@@ -20,7 +20,7 @@ use crate::tensor::Merge;
 use super::catalog::WIDEST;
 use super::totals::{Totals, stats};
 use super::units::{bytes, counted, grouped, scientific, shape};
-use super::{Judged, Report, Screen, Style};
+use super::{Judged, RenameUse, Report, Screen, Style, unpaired};
 
 /// Rows of a list before it is cut short.
 pub(super) const ROWS: usize = 10;
@@ -46,10 +46,7 @@ pub(super) fn write(
         writeln!(screen.out, "not compared: {sections}")?;
     }
     write_worst(report, &mut screen)?;
-    for (side, names) in Side::BOTH.iter().zip(&report.only_in) {
-        let title = format!("only in {side}: {}", counted(names.len(), "tensor"));
-        screen.list(&title, names, ToString::to_string)?;
-    }
+    unpaired::write(report, &mut screen)?;
     write_replicas(report, &mut screen)?;
     write_non_finite(report, &mut screen)?;
     let mut remarks = remarks(report);
@@ -227,6 +224,7 @@ fn remarks(report: &Report) -> Vec<String> {
     }
     remarks.extend(dtype_remarks(report));
     remarks.extend(policy_remarks(report));
+    remarks.extend(unpaired::remarks(report, ROWS));
     remarks
 }
 
@@ -282,6 +280,7 @@ fn policy_remarks(report: &Report) -> Vec<String> {
         remarks
             .push(format!("{}: matches no name; a glob has to match all of one", printable(glob)));
     }
+    remarks.extend(RenameUse::idle(&report.renames).into_iter().take(ROWS));
     let Excused { ignored, only_in } = &report.excused;
     if !ignored.is_empty() {
         remarks.push(format!("ignored by rules: {}", counted(ignored.len(), "name")));

@@ -8,24 +8,26 @@ use crate::cli::ExplainRulesArgs;
 use crate::judge::policy::Policy;
 use crate::pairing::Selection;
 use crate::pipeline;
-use crate::report::{Style, problems, rules};
+use crate::report::{RenameUse, Style, problems, rules};
 
 use super::result::check_stdout;
-use super::{on_screen, open_side, read_rules};
+use super::{names, on_screen, open_side, read_rules};
 
 pub(super) fn run(args: &ExplainRulesArgs, style: Style) -> Result<u8> {
     check_stdout()?;
     let policy = Policy { bounds: args.judging.bounds(), rules: read_rules(&args.rules_file)? };
+    let naming = names::options(&args.names)?;
     let open = |side, path| {
         let mut options = args.input.options(side, &[Section::Model]);
         options.no_values = true;
-        open_side(side, path, &options)
+        open_side(side, path, options, args.names.masters)
     };
     let (mut a, mut b) = (open(Side::A, &args.a)?, open(Side::B, &args.b)?);
-    let pairing = pipeline::paired(&mut a, &mut b, &Selection::default());
+    let (pairing, renamed) = pipeline::paired(&mut a, &mut b, &naming, &Selection::default());
+    let renames = RenameUse::of(&naming.renames, |rule| renamed.by(rule));
     let mut is_used = true;
     on_screen(|out| {
-        is_used = rules::write(&policy, &pairing, args.all, style, out)?;
+        is_used = rules::write(&policy, &pairing, &renames, args.all, style, out)?;
         Ok(())
     })?;
     for (side, catalog) in Side::BOTH.iter().zip([&a, &b]) {

@@ -22,6 +22,7 @@ mod hostile;
 mod identity;
 mod judging;
 mod msprobe;
+mod names;
 mod one_element;
 mod output;
 mod refusals;

@@ -244,11 +244,14 @@ fn names_on_one_side_only_are_a_difference_and_listed() {
     }
     let run = compare(&copied.path(), &small());
     assert_eq!(run.code, 1, "{run:?}");
-    let listed = |side: &str, names: [String; 2]| {
-        format!("only in {side}: 2 tensors\n{}\n", names.join("\n"))
-    };
-    assert!(run.stderr.contains(&listed("a", other)), "{}", run.stderr);
-    assert!(run.stderr.contains(&listed("b", known)), "{}", run.stderr);
+    let [first, second] = [0, 1].map(|at| format!("{}\n   in b: {}\n", other[at], known[at]));
+    let in_a = format!(
+        "only in a: 2 tensors, 2 of them likely under another name in b\n{first}{second}\n"
+    );
+    let in_b = format!("only in b: 2 tensors\n{}\n", known.join("\n"));
+    for listed in [in_a, in_b] {
+        assert!(run.stderr.contains(&listed), "{}", run.stderr);
+    }
     assert_eq!(run.verdict(), "different: 13 tensors equal, 2 only in a, 2 only in b");
     assert_eq!(names(&run.json()).len(), 13);
 }

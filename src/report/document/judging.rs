@@ -9,6 +9,7 @@ use crate::judge::policy;
 use crate::pairing::{Globs, Selection};
 use crate::report::Report;
 
+use super::naming::Rename;
 use super::{Word, side_name};
 
 /// The options that the verdict depends on.
@@ -24,6 +25,10 @@ pub struct Options {
     pub exclude: Vec<String>,
     /// Rows of the vocabulary that were compared.
     pub vocab_size: Option<u64>,
+    /// The rules that give tensors new names.
+    pub map: Vec<Rename>,
+    /// The fp32 masters of a side that has any were compared in the place of its weights.
+    pub masters: bool,
     /// Copies that disagree are no difference.
     pub allow_diverged: bool,
 }
@@ -84,6 +89,8 @@ impl Options {
             include: Globs::texts(include).map(str::to_owned).collect(),
             exclude: Globs::texts(exclude).map(str::to_owned).collect(),
             vocab_size: *vocab_size,
+            map: report.renames.iter().map(Rename::of).collect(),
+            masters: report.takes_masters,
             allow_diverged: report.allow_diverged,
         }
     }

@@ -4,6 +4,7 @@
 //! comparison that did not come to its end is a document too, of which all that would be a result is null.
 
 mod judging;
+mod naming;
 mod reading;
 mod tensors;
 
@@ -24,6 +25,7 @@ use super::totals::Totals;
 use super::{CheckpointReport, Report, json, problems, screen};
 
 pub use judging::{Bounds, Options, Rule, UnusedRule};
+pub use naming::{Partners, Rename, Suggested};
 pub use reading::ReadError;
 pub use tensors::{Broken, Cast, Metrics, Replica, Tensor, Unread, Weak, Worst};
 
@@ -104,6 +106,8 @@ pub struct Document {
     pub tensors: Option<Vec<Tensor>>,
     /// Names on one side only, where rules do not allow that.
     pub only_in: Option<Sides<Vec<String>>>,
+    /// Likely partners of those.
+    pub suggested: Option<Suggested>,
     /// Names that rules keep from being a difference.
     pub excused: Option<Excused>,
     /// Rules that decide about no tensor.
@@ -223,7 +227,8 @@ impl Document {
     /// A metric has no place in it.
     pub fn of(report: &Report, exit_zero: bool) -> serde_json::Result<Self> {
         let totals = Totals::of(report);
-        let tensors: Result<_, _> = report.tensors.iter().map(Tensor::of).collect();
+        let tensors: Result<_, _> =
+            report.tensors.iter().map(|judged| Tensor::of(judged, report)).collect();
         let Layers { overall, first_difference, layers } = Layers::of(report);
         Ok(Self {
             summary: Some(screen::closing(report, &totals, super::Style::PLAIN)),
@@ -237,6 +242,7 @@ impl Document {
             layers: Some(layers),
             tensors: Some(tensors?),
             only_in: Some(names_of(&report.only_in)),
+            suggested: Some(Suggested::of(&report.suggested)),
             excused: Some(Excused {
                 ignored: names(&report.excused.ignored),
                 only_in: names_of(&report.excused.only_in),
@@ -286,6 +292,7 @@ impl Document {
             layers: None,
             tensors: None,
             only_in: None,
+            suggested: None,
             excused: None,
             unused_rules: None,
             unused_globs: None,

@@ -10,7 +10,8 @@ use crate::catalog::Section;
 use crate::compare::metrics::METRICS;
 use crate::compare::{Example, Outcome, ReadError, ReplicaDifference, TensorComparison};
 use crate::judge::verdict::{BrokenBound, WeakBound};
-use crate::report::Judged;
+use crate::names::Name;
+use crate::report::{Judged, Report};
 
 use super::{Sides, Word, side_name, text};
 
@@ -19,6 +20,8 @@ use super::{Sides, Word, side_name, text};
 pub struct Tensor {
     /// The canonical name.
     pub name: String,
+    /// Its names before rules gave it this one.
+    pub renamed_from: Sides<Option<String>>,
     /// The section that it belongs to.
     pub section: Word,
     /// The best that is true of it.
@@ -172,11 +175,15 @@ pub struct Unread {
 }
 
 impl Tensor {
-    pub(super) fn of(judged: &Judged) -> serde_json::Result<Self> {
+    pub(super) fn of(judged: &Judged, report: &Report) -> serde_json::Result<Self> {
         let Judged { tensor, judgement, rule } = judged;
+        let old = |names: &BTreeMap<Name, Name>| {
+            names.get(&tensor.name).map(|old| old.as_str().to_owned())
+        };
         let numel = |shape: &Vec<u64>| extent::numel(shape).unwrap_or(u64::MAX);
         Ok(Self {
             name: tensor.name.as_str().to_owned(),
+            renamed_from: report.renamed_from.each_ref().map(old).into(),
             section: Section::of(tensor.name.as_str()).name().into(),
             verdict: judgement.verdict.name().into(),
             passes: judgement.passes,
