@@ -121,7 +121,7 @@ fn is_same_half(x: u16, y: u16, exponent: u16) -> bool {
 
 /// Rounds to `bfloat16`.
 #[inline(always)]
-fn to_bfloat16(value: f32) -> u16 {
+pub(super) fn to_bfloat16(value: f32) -> u16 {
     let bits = value.to_bits();
     // Half of the unit, or a bit less where the last bit is 0 already; NaN must not be carried into infinity.
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -131,7 +131,7 @@ fn to_bfloat16(value: f32) -> u16 {
 
 /// Rounds to `float16`.
 #[inline(always)]
-fn to_float16(value: f32) -> u16 {
+pub(super) fn to_float16(value: f32) -> u16 {
     /// The change of the exponent's bias, from 127 to 15.
     const REBIAS: u32 = (127 - 15) << 23;
     let bits = value.to_bits();

@@ -121,8 +121,14 @@ macro_rules! loops {
             a: &[u8],
             b: &[u8],
             closeness: &Closeness,
-        ) -> u64 {
+        ) -> (u64, Option<usize>) {
             closeness::loop_over::<A, B>(a, b, closeness)
+        }
+
+        /// See [`Isa::spread`](super::Isa::spread).
+        #[target_feature($(enable = $feature),+)]
+        pub(super) fn spread<const A: Form, const B: Form>(a: &[u8], b: &[u8], counts: &mut Counts) {
+            spread::loop_over::<A, B>(a, b, counts);
         }
 
         /// See [`Isa::decoded_pairs`](super::Isa::decoded_pairs).

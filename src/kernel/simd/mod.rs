@@ -52,6 +52,7 @@ mod scalar;
 use super::closeness::Closeness;
 use super::exact::Buckets;
 use super::lanes::{CHUNK, Chunk, Lanes, Totals, larger};
+use super::spread::Counts;
 use crate::base::dtype::Dtype;
 
 /// An instruction set that this machine has.
@@ -280,14 +281,25 @@ impl Isa {
         forms!(from, to, |FROM, TO| dispatch!(self, cast_misses::<FROM, TO>(wide, narrow)))
     }
 
-    /// Number of real elements that are not close; there are as many on both sides.
+    /// Number of real elements that are not close, and the position of the first; there are as many on both sides.
     pub(in crate::kernel) fn beyond(
         self,
         (a_form, a): (Form, &[u8]),
         (b_form, b): (Form, &[u8]),
         closeness: &Closeness,
-    ) -> u64 {
+    ) -> (u64, Option<usize>) {
         forms!(a_form, b_form, |A, B| dispatch!(self, beyond::<A, B>(a, b, closeness)))
+    }
+
+    /// Counts the sizes of the differences of finite real elements that `spread::has_loop` says; there are as many on both
+    /// sides.
+    pub(in crate::kernel) fn spread(
+        self,
+        (a_form, a): (Form, &[u8]),
+        (b_form, b): (Form, &[u8]),
+        counts: &mut Counts,
+    ) {
+        forms!(a_form, b_form, |A, B| dispatch!(self, spread::<A, B>(a, b, counts)));
     }
 
     /// Adds the squares of numbers, chunk by chunk. There are a

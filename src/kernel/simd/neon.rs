@@ -21,6 +21,7 @@ use crate::kernel::casts;
 use crate::kernel::closeness::{self, Closeness};
 use crate::kernel::exact::Buckets;
 use crate::kernel::lanes::{Chunk, Lanes, Totals, larger};
+use crate::kernel::spread::{self, Counts};
 
 const AT_ONCE: usize = 8;
 const PARTS: usize = 4;

@@ -7,6 +7,7 @@ use crate::kernel::closeness::{self, Closeness};
 use crate::kernel::decode::decode_chunk;
 use crate::kernel::exact::{Buckets, is_finite};
 use crate::kernel::lanes::{Chunk, Lanes, Totals, larger, largest_magnitude};
+use crate::kernel::spread::{self, Counts};
 
 /// See [`Isa::pairs`](super::Isa::pairs).
 pub(super) fn pairs<const A: Form, const B: Form>(
@@ -48,8 +49,13 @@ pub(super) fn beyond<const A: Form, const B: Form>(
     a: &[u8],
     b: &[u8],
     closeness: &Closeness,
-) -> u64 {
+) -> (u64, Option<usize>) {
     closeness::loop_over::<A, B>(a, b, closeness)
+}
+
+/// See [`Isa::spread`](super::Isa::spread).
+pub(super) fn spread<const A: Form, const B: Form>(a: &[u8], b: &[u8], counts: &mut Counts) {
+    spread::loop_over::<A, B>(a, b, counts);
 }
 
 /// See [`Isa::decoded_pairs`](super::Isa::decoded_pairs).
