@@ -31,16 +31,19 @@ pub fn rules_between(pairs: &[[Name; 2]], kept: &[&Name]) -> Vec<String> {
     if pairs.iter().flatten().any(|name| name.as_str().contains(is_special)) {
         return Vec::new();
     }
-    let forms: [fn(&[Name; 2]) -> String; 3] = [of_modules, of_numbers, of_one];
-    let found = forms.into_iter().find_map(|form| {
-        let rules: BTreeSet<String> = pairs.iter().map(form).collect();
+    // Of equally many, the first: it says most.
+    let forms = [(true, true), (false, true), (true, false), (false, false)];
+    let rules = forms.into_iter().map(|(is_general, is_of_modules)| {
+        let rule = |pair: &[Name; 2]| rule(components(pair, is_general), is_of_modules);
+        let rules: BTreeSet<String> = pairs.iter().map(rule).collect();
         let mut rules: Vec<String> = rules.into_iter().collect();
         // What is about fewer names goes first.
         let components = |rule: &String| rule.split('=').next().map(|old| old.split('.').count());
         rules.sort_by_key(|rule| Reverse(components(rule)));
-        are_right(&rules, pairs, kept).then_some(rules)
+        rules
     });
-    found.unwrap_or_default()
+    let right = rules.filter(|rules| are_right(rules, pairs, kept));
+    right.min_by_key(Vec::len).unwrap_or_default()
 }
 
 /// Returns whether the rules give each first name the second one, and no kept name another one.
@@ -54,30 +57,25 @@ fn are_right(rules: &[String], pairs: &[[Name; 2]], kept: &[&Name]) -> bool {
         && kept.iter().all(|name| renamed(&renames, name).is_none())
 }
 
-/// Two names, and all that differ from them in numbers or in what lies below their modules.
-fn of_modules(pair: &[Name; 2]) -> String {
-    let [mut old, mut new] = components(pair);
-    while old.len() > 1 && new.len() > 1 && old.last() == new.last() {
+/// Two names, or the modules in front of where they are the same.
+fn rule([mut old, mut new]: [Vec<&str>; 2], is_of_modules: bool) -> String {
+    let is_part = |last: Option<&&str>| last.is_some_and(|last| !is_number(last));
+    while is_of_modules
+        && old.len().min(new.len()) > 1
+        && old.last() == new.last()
+        && is_part(old.last())
+    {
         old.pop();
         new.pop();
     }
     format!("a:{}={}", old.join("."), new.join("."))
 }
 
-/// Two names, and all that differ from them in numbers.
-fn of_numbers(pair: &[Name; 2]) -> String {
-    let [old, new] = components(pair);
-    format!("a:{}={}", old.join("."), new.join("."))
-}
-
-fn of_one([old, new]: &[Name; 2]) -> String {
-    format!("a:{}={}", old.as_str(), new.as_str())
-}
-
-/// The components of two names, with letters for the numbers where those are the same.
-fn components(pair: &[Name; 2]) -> [Vec<&str>; 2] {
+/// The components of two names, with letters for the numbers where those are the same, if `is_general`.
+fn components(pair: &[Name; 2], is_general: bool) -> [Vec<&str>; 2] {
     let [old, new] = pair;
-    let is_general = old.numbers().count() <= LETTERS.len() && old.numbers().eq(new.numbers());
+    let is_general =
+        is_general && old.numbers().count() <= LETTERS.len() && old.numbers().eq(new.numbers());
     pair.each_ref().map(|name| {
         let mut letters = LETTERS.iter().filter(|_| is_general);
         let component = |part| match is_number(part) {
@@ -113,6 +111,8 @@ mod tests {
         assert_eq!(kept.len(), 4, "{kept:?}");
         assert!(kept.contains(&"a:h.{i}.norm.weight=l.{i}.norm.weight".to_owned()), "{kept:?}");
         let exact = rules(&pairs[2..3], &["h.1.norm.weight"]);
+        assert_eq!(exact, ["a:h.0=l.0"]);
+        let exact = rules(&pairs[2..3], &["h.1.norm.weight", "h.0.x"]);
         assert_eq!(exact, ["a:h.0.norm.weight=l.0.norm.weight"]);
         assert_eq!(rules(&[["h.0.w", "h.1.w"], ["h.1.w", "h.0.w"]], &[]).len(), 2);
         assert!(rules(&[["h.0.*", "l.0.w"]], &[]).is_empty());
