@@ -19,6 +19,7 @@ Examples:
   ckptcmp compare run1/iter_0000100 run2 -o -    JSON on standard output
   ckptcmp compare a b --quiet -o result.json     in scripts: only the exit code
   ckptcmp compare a b --report report.json       everything about it, for scripts
+  ckptcmp compare a b --report report.html       the same as a page, for people
   ckptcmp compare a b --include '*.mlp.*'        only some tensors
   ckptcmp compare a b --section model,optimizer  the optimizer's state too
   ckptcmp compare a b --metrics rel_l2,max_abs   more keys in the JSON
@@ -37,8 +38,8 @@ pub struct CompareArgs {
     /// File for the JSON result; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "./ckpt_similarity.json")]
     pub output: PathBuf,
-    /// Write everything about the comparison to FILE: verdict, both sides, every tensor; FILE.json, or - for JSON on
-    /// standard output; may be repeated
+    /// Write everything about the comparison to FILE: verdict, both sides, every tensor; FILE.json for scripts,
+    /// FILE.html for people, or - for JSON on standard output; may be repeated
     #[arg(long = "report", value_name = "FILE", value_parser = PathBufValueParser::new().try_map(report))]
     pub reports: Vec<(Form, PathBuf)>,
     /// Overwrite files that exist

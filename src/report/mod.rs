@@ -3,6 +3,7 @@
 pub mod catalog;
 pub mod check;
 pub mod document;
+pub mod html;
 mod json;
 pub mod layers;
 pub mod problems;
@@ -153,11 +154,13 @@ impl Report {
 pub enum Form {
     /// A document by `schema/compare-report.schema.json`.
     Json,
+    /// A page for people.
+    Html,
 }
 
 impl Form {
     /// All forms by the suffix of a file.
-    const BY_SUFFIX: &[(&str, Self)] = &[("json", Self::Json)];
+    const BY_SUFFIX: &[(&str, Self)] = &[("json", Self::Json), ("html", Self::Html)];
 
     /// The form for a path by its suffix; `-` is JSON.
     ///

@@ -13,7 +13,7 @@ use crate::catalog::Catalog;
 use crate::cli::CompareArgs;
 use crate::compare::Outcome;
 use crate::report::document::{self, Document};
-use crate::report::{Form, Judged, Report};
+use crate::report::{Form, Judged, Report, html};
 use crate::storage::{self, Target};
 
 use super::result::Destination;
@@ -106,6 +106,7 @@ impl<'a> Outputs<'a> {
         let mut bytes = Vec::new();
         match form {
             Form::Json => report.write_document(self.args.exit_zero, &mut bytes)?,
+            Form::Html => Document::of(report, self.args.exit_zero)?.write_html(&mut bytes)?,
         }
         Ok(bytes)
     }
@@ -115,19 +116,26 @@ impl<'a> Outputs<'a> {
     /// So is a file that is no document: without the inputs nobody can say that it is none of theirs.
     pub(super) fn write_failure(&self, error: &Error, has_written: bool) -> Result<()> {
         let paths = [self.args.a.as_path(), self.args.b.as_path()];
-        let mut json = Vec::new();
         let failure = Document::of_failure(paths, &format!("{error:#}"), self.args.exit_zero);
-        failure.write_json(&mut json)?;
-        for (Form::Json, place) in &self.reports {
+        for (form, place) in &self.reports {
+            let mut bytes = Vec::new();
+            match form {
+                Form::Json => failure.write_json(&mut bytes)?,
+                Form::Html => failure.write_html(&mut bytes)?,
+            }
             match place.file() {
-                Some(path) => replace(path, &json)?,
+                Some(path) => replace(path, &bytes)?,
                 None if has_written => {}
-                None => place.write(&json)?,
+                None => place.write(&bytes)?,
             }
         }
         Ok(())
     }
 }
+
+/// Bytes that tell a report of ours.
+const START_LEN: usize =
+    if document::START_LEN > html::START_LEN { document::START_LEN } else { html::START_LEN };
 
 /// Writes a file where there is none, or a document.
 fn replace(path: &Path, json: &[u8]) -> Result<()> {
@@ -150,7 +158,7 @@ fn remove_document(path: &Path) -> Result<()> {
 
 /// Returns whether a file is a document of ours; one that is not there is none.
 fn is_document(path: &Path) -> Result<bool> {
-    let start = storage::present(storage::head(path, document::START_LEN));
+    let start = storage::present(storage::head(path, START_LEN));
     let start = start.with_context(|| format!("{}: cannot be read", path.display()))?;
-    Ok(start.is_some_and(|start| document::is_one(&start)))
+    Ok(start.is_some_and(|start| document::is_one(&start) || html::is_one(&start)))
 }

@@ -22,7 +22,7 @@ use crate::names::Name;
 
 use super::layers::{FirstDifference, Layer, Layers, Overall};
 use super::totals::Totals;
-use super::{CheckpointReport, Report, json, problems, screen};
+use super::{CheckpointReport, Report, html, json, problems, screen};
 
 pub use judging::{Bounds, Options, Rule, UnusedRule};
 pub use naming::{Partners, Rename, Suggested};
@@ -270,6 +270,14 @@ impl Document {
     /// Those of `out`.
     pub fn write_json(&self, out: &mut dyn Write) -> io::Result<()> {
         json::write_value(self, out)
+    }
+
+    /// Writes it as a page for people.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_html(&self, out: &mut dyn Write) -> io::Result<()> {
+        html::write(self, out)
     }
 
     /// The verdict, and nothing else yet.
