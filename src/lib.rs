@@ -55,6 +55,7 @@
 //! | [`pairing`] | two catalogs -> pairs; vocabulary padding, tied weights |
 //! | [`kernel`] | two dense blocks -> [`Stats`](kernel::Stats), the same bits on every machine |
 //! | [`compare`](mod@compare) | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |
+//! | [`causes`] | pairs that differ -> why: exact causes, one more pass over those that may have one |
 //! | [`judge`] | statistics -> a verdict by the bounds of flags and rules -> exit code |
 //! | [`report`] | a finished comparison or check -> screen, JSON; a catalog -> inspection |
 //! | [`pipeline`] | all of it on one screen: agree, pair, compare, judge |
@@ -88,6 +89,8 @@
 pub mod base;
 #[doc(hidden)]
 pub mod catalog;
+#[doc(hidden)]
+pub mod causes;
 #[doc(hidden)]
 pub mod cli;
 #[doc(hidden)]

@@ -8,16 +8,17 @@ use thiserror::Error;
 
 use crate::base::side::Side;
 use crate::catalog::{Catalog, Problem};
+use crate::causes::{self, Causes, Compared, Facts};
 use crate::compare as compared;
 use crate::compare::metrics::{self, HISTOGRAM, MAX_ULP, Metric, ONE_MINUS_COS};
 use crate::compare::{
-    ContentSums, ReplicaDifference, Suggestions, TensorComparison, Wanted, bytes_to_compare,
-    bytes_to_self_check, self_check,
+    ContentSums, Outcome, ReplicaDifference, Suggestions, TensorComparison, Wanted,
+    bytes_to_compare, bytes_to_self_check, self_check,
 };
 use crate::dialects::{self, RenameCounts};
 use crate::formats;
 use crate::judge::policy::Policy;
-use crate::judge::verdict;
+use crate::judge::verdict::{self, TensorVerdict};
 use crate::names::Name;
 use crate::names::renames::Renames;
 use crate::pairing::{Pair, Pairing, Selection, find, pair, settle_positions};
@@ -38,6 +39,8 @@ pub struct CompareOptions {
     pub measures_all: bool,
     /// Replicas that disagree are no difference.
     pub allow_diverged: bool,
+    /// Causes are looked for of which tensors differ.
+    pub finds_causes: bool,
     /// A progress bar on standard error, where that is a terminal.
     pub shows_progress: bool,
 }
@@ -52,7 +55,7 @@ pub struct NameOptions {
 }
 
 impl Default for CompareOptions {
-    /// All tensors, the default metrics, equal values, replicas that must agree, no progress bar.
+    /// All tensors, the default metrics, equal values, replicas that must agree, causes, no progress bar.
     fn default() -> Self {
         Self {
             selection: Selection::default(),
@@ -61,6 +64,7 @@ impl Default for CompareOptions {
             policy: Policy::default(),
             measures_all: false,
             allow_diverged: false,
+            finds_causes: true,
             shows_progress: false,
         }
     }
@@ -148,11 +152,15 @@ pub fn compare(
         compared::compare(&pairing.pairs, wanted, [&a.files, &b.files], done)
     });
     let suggested = suggested(&pairing, [&a, &b]);
+    let mut tensors: Vec<Judged> =
+        tensors.into_iter().map(|tensor| options.judged(tensor)).collect();
+    let causes = options.finds_causes.then(|| {
+        let facts = Facts::of([&a, &b]);
+        options.causes(&pairing.pairs, &mut tensors, [&a, &b], &facts)
+    });
     for (side, catalog) in Side::BOTH.into_iter().zip([&a, &b]) {
         check_unchanged(catalog, Some(side), "compare")?;
     }
-
-    let tensors: Vec<Judged> = tensors.into_iter().map(|tensor| options.judged(tensor)).collect();
     let names = tensors.iter().map(|judged| &judged.tensor.name);
     let unused = options.policy.unused(names, &excused);
     let unpaired = pairing.only_in.iter().map(Vec::len).sum();
@@ -174,6 +182,7 @@ pub fn compare(
         suggested,
         tensors,
         excused,
+        causes,
         unused,
         idle_globs: pairing.idle_globs,
         metrics: options.metrics.clone(),
@@ -229,6 +238,34 @@ impl CompareOptions {
             one_minus_cos: bounds.one_minus_cos || asks(&[ONE_MINUS_COS]),
             ..bounds
         }
+    }
+
+    /// Why those tensors differ that do not pass. One of which a file cannot be read any more is not compared.
+    fn causes(
+        &self,
+        pairs: &[Pair],
+        tensors: &mut [Judged],
+        [a, b]: [&Catalog; 2],
+        facts: &Facts,
+    ) -> Causes {
+        let fails = |(place, judged): (usize, &Judged)| {
+            let is_cast = judged.judgement.verdict == TensorVerdict::Cast;
+            let is_told = judged.judgement.passes || is_cast && judged.tensor.is_finite();
+            (!is_told).then_some(place)
+        };
+        let places: Vec<usize> = tensors.iter().enumerate().filter_map(fails).collect();
+        let comparisons: Vec<&TensorComparison> =
+            tensors.iter().map(|judged| &judged.tensor).collect();
+        let files = [&a.files, &b.files];
+        let (causes, errors) =
+            causes::find(Compared { pairs, tensors: &comparisons, files, facts }, &places);
+        for (place, error) in errors {
+            let judged = &mut tensors[place];
+            judged.tensor.outcome = Outcome::Unreadable(error);
+            judged.judgement =
+                verdict::of_tensor(&judged.tensor, &self.policy.bounds(&judged.tensor.name));
+        }
+        causes
     }
 
     fn judged(&self, tensor: TensorComparison) -> Judged {

@@ -94,6 +94,7 @@ fn compare_options(args: &CompareArgs) -> Result<CompareOptions> {
         policy: policy(args)?,
         measures_all: !args.reports.is_empty(),
         allow_diverged: args.allow_diverged,
+        finds_causes: !args.no_causes,
         shows_progress: !args.quiet,
     })
 }

@@ -28,9 +28,10 @@ const MODULES: &[(&str, &str)] = &[
     ("pairing", "base tensor names catalog"),
     ("kernel", "base"),
     ("compare", "base storage tensor names pairing kernel"),
+    ("causes", "base storage names catalog pairing kernel compare"),
     ("judge", "base names pairing kernel compare"),
-    ("report", "base tensor names layout catalog pairing kernel compare judge"),
-    ("pipeline", "base names catalog formats dialects pairing compare judge report"),
+    ("report", "base tensor names layout catalog pairing kernel compare causes judge"),
+    ("pipeline", "base names catalog formats dialects pairing compare causes judge report"),
     ("cli", "judge base tensor layout catalog formats compare report"),
     ("run", "base storage names catalog formats pairing compare judge report pipeline cli"),
 ];

@@ -76,6 +76,9 @@ pub struct CompareArgs {
     /// Report copies that disagree within one checkpoint, but do not count them as a difference
     #[arg(long)]
     pub allow_diverged: bool,
+    /// Do not look for causes: differing tensors whose sums leave one open are read once more for it
+    #[arg(long)]
+    pub no_causes: bool,
     /// Exit with 0 even if something differs; trouble is still 2
     #[arg(long)]
     pub exit_zero: bool,

@@ -10,13 +10,16 @@
 //! rows across the file; besides, pages of the files that are looked at, which the system may take back.
 //!
 //! Each file uses only those before it: `sums` and `side_files`, `strided`, `gather` (one copy), `copies` (all of a tensor),
-//! `side_reader` (one side), `pass` (units, threads, folding), then the tasks, `masters` before `self_check`, `suggest`.
+//! `side_reader` (one side), `pass` (units, threads, folding), then the tasks, `masters` before `self_check`, `suggest`, and
+//! `fingerprints` before `relations`, which both ask why tensors differ.
 
 mod copies;
+mod fingerprints;
 mod gather;
 mod masters;
 pub mod metrics;
 mod pass;
+mod relations;
 mod self_check;
 mod side_files;
 mod side_reader;
@@ -45,7 +48,9 @@ use pass::{Extra, PassTotals, TensorPass, bytes, unit_bytes};
 use side_files::SideFiles;
 use side_reader::{SideReader, unflattened};
 
+pub use fingerprints::{TensorFingerprints, fingerprints, matrix};
 pub use masters::Rounding;
+pub use relations::{Answer, ENOUGH_VALUES, Outliers, Places, Question, relate};
 pub use self_check::{TensorCheck, bytes_to_self_check, self_check};
 pub use side_files::ReadError;
 pub use side_reader::ReplicaDifference;
@@ -78,6 +83,14 @@ pub struct TensorComparison {
     pub rows_left_out: [u64; 2],
     /// The side on which it shares another tensor's values.
     pub tied_side: Option<Side>,
+}
+
+impl TensorComparison {
+    /// Returns whether both sides were compared and are finite.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        matches!(&self.outcome, Outcome::Compared(stats) if stats.is_finite())
+    }
 }
 
 /// The outcome of comparing one pair.

@@ -1,6 +1,7 @@
 //! A finished comparison or check -> bytes: one file a form. Nothing here compares or reads.
 
 pub mod catalog;
+mod causes;
 pub mod check;
 pub mod document;
 pub mod html;
@@ -22,6 +23,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use crate::catalog::{Catalog, Origin, Problem};
+use crate::causes::Causes;
 use crate::compare::metrics::Metric;
 use crate::compare::{Suggestions, TensorComparison};
 use crate::judge::policy::{Excused, Policy, UnusedRule};
@@ -44,6 +46,8 @@ pub struct Report {
     pub renamed_from: [BTreeMap<Name, Name>; 2],
     /// Every pair, in natural order of the names.
     pub tensors: Vec<Judged>,
+    /// Why tensors differ, where that was looked for.
+    pub causes: Option<Causes>,
     /// Names that rules keep from being a difference.
     pub excused: Excused,
     /// Rules that decide about no tensor.

@@ -20,7 +20,7 @@ use crate::tensor::Merge;
 use super::catalog::WIDEST;
 use super::totals::{Totals, stats};
 use super::units::{bytes, counted, grouped, scientific, shape};
-use super::{Judged, RenameUse, Report, Screen, Style, unpaired};
+use super::{Judged, RenameUse, Report, Screen, Style, causes, unpaired};
 
 /// Rows of a list before it is cut short.
 pub(super) const ROWS: usize = 10;
@@ -46,6 +46,7 @@ pub(super) fn write(
         writeln!(screen.out, "not compared: {sections}")?;
     }
     write_worst(report, &mut screen)?;
+    causes::write(report, &mut screen)?;
     unpaired::write(report, &mut screen)?;
     write_replicas(report, &mut screen)?;
     write_non_finite(report, &mut screen)?;

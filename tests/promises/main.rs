@@ -11,6 +11,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod causes;
 mod check;
 mod completeness;
 mod completions;

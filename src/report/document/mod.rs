@@ -3,6 +3,7 @@
 //! Whoever reads it and nothing else can never take a failing run for a passing one: the verdict comes first, and a
 //! comparison that did not come to its end is a document too, of which all that would be a result is null.
 
+mod causes;
 mod judging;
 mod naming;
 mod reading;
@@ -24,6 +25,7 @@ use super::layers::{FirstDifference, Layer, Layers, Overall};
 use super::totals::Totals;
 use super::{CheckpointReport, Report, html, json, problems, screen};
 
+pub use causes::{Cause, Causes};
 pub use judging::{Bounds, Options, Rule, UnusedRule};
 pub use naming::{Partners, Rename, Suggested};
 pub use reading::ReadError;
@@ -102,6 +104,8 @@ pub struct Document {
     pub first_difference: Option<FirstDifference>,
     /// Every layer in this order, and what is outside of all.
     pub layers: Option<Vec<Layer>>,
+    /// Why tensors differ, where that was looked for.
+    pub causes: Option<Causes>,
     /// Every tensor of both sides, in natural order of the names.
     pub tensors: Option<Vec<Tensor>>,
     /// Names on one side only, where rules do not allow that.
@@ -240,6 +244,7 @@ impl Document {
             overall: Some(overall),
             first_difference,
             layers: Some(layers),
+            causes: report.causes.as_ref().map(Causes::of),
             tensors: Some(tensors?),
             only_in: Some(names_of(&report.only_in)),
             suggested: Some(Suggested::of(&report.suggested)),
@@ -298,6 +303,7 @@ impl Document {
             overall: None,
             first_difference: None,
             layers: None,
+            causes: None,
             tensors: None,
             only_in: None,
             suggested: None,
