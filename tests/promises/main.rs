@@ -13,6 +13,7 @@ mod common;
 
 mod causes;
 mod check;
+mod check_document;
 mod completeness;
 mod completions;
 mod determinism;
