@@ -27,6 +27,7 @@ mod msprobe;
 mod names;
 mod one_element;
 mod output;
+mod page;
 mod refusals;
 mod result_file;
 mod roots;

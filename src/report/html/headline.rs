@@ -19,6 +19,9 @@ fn different(document: &Document) -> String {
     if document.overall.as_ref().is_some_and(is_unrelated) {
         return "different: unrelated weights".to_owned();
     }
+    if document.overall.as_ref().is_some_and(|overall| overall.noise == Some(true)) {
+        return "different, by noise alone".to_owned();
+    }
     match &document.first_difference {
         Some(first) => format!("different: first difference at {}", place(first)),
         None => "different".to_owned(),

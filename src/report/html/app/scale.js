@@ -128,7 +128,7 @@ function sharpCanvas(canvas, width, height) {
 const SWATCHES = [
   ["equal", "equal"],
   ["alone", "on one side only"],
-  ["undefined", "no number: NaN, other shape, unread"],
+  ["undefined", "no number: NaN, other shape, b all zeros, unread"],
   ["absent", "no such tensor"],
 ];
 

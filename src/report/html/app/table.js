@@ -1,13 +1,13 @@
 // The table of all names: only the rows in sight are elements.
 
 const LINE_HEIGHT = 24;
-const ROWS_AHEAD = 8;
+const ROWS_AHEAD = 6;
 
 /** Rows of the table on paper. */
 const PRINTED_ROWS = 200;
 
-/** Longest name in a row; the details have all of it. */
-const NAME_LENGTH = 76;
+/** Longest name in a row, on a narrow screen too; the details have all of it. */
+const NAME_LENGTH = innerWidth < 700 ? 28 : 76;
 
 /** The columns: key of the order, title, width, text of a row; `when` says whether it is there. */
 const COLUMNS = [
@@ -227,7 +227,7 @@ class Table {
 
   line() {
     const cell = ({ isNumber }, at) =>
-      make("span", { role: at === 0 ? "rowheader" : "gridcell", class: isNumber ? "number" : null });
+      make("span", { role: at === 0 ? "rowheader" : "gridcell", class: isNumber ? "number" : null }, "");
     const line = make(
       "div",
       { class: "line", role: "row", click: (event) => this.clicked(event) },
@@ -245,7 +245,7 @@ class Table {
     line.setAttribute("aria-rowindex", at + 2);
     line.style.top = `${at * LINE_HEIGHT}px`;
     line.classList.toggle("fails", !this.tensors.passes(row));
-    this.columns.forEach(({ text }, column) => (line.children[column].textContent = text(this.tensors, row)));
+    this.columns.forEach(({ text }, column) => (line.children[column].firstChild.data = text(this.tensors, row)));
     this.markLine(line, row);
   }
 
