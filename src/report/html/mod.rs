@@ -18,7 +18,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::document::{
-    Checkpoint, Document, Options, Sections, Sides, Suggested, Sums, Tool, UnusedRule,
+    Causes, Checkpoint, Document, Options, Sections, Sides, Suggested, Sums, Tool, UnusedRule,
 };
 
 use columns::Columns;
@@ -73,6 +73,7 @@ struct Data<'a> {
     unused_rules: Option<&'a [UnusedRule]>,
     unused_globs: Option<&'a [String]>,
     suggested: Option<&'a Suggested>,
+    causes: Option<&'a Causes>,
     table: Columns<'a>,
 }
 
@@ -92,6 +93,7 @@ impl<'a> Data<'a> {
             unused_rules: document.unused_rules.as_deref(),
             unused_globs: document.unused_globs.as_deref(),
             suggested: document.suggested.as_ref(),
+            causes: document.causes.as_ref(),
             table: Columns::of(document),
         }
     }

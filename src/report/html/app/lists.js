@@ -37,6 +37,26 @@ function cutNote(count) {
   return make("p", { class: "hint" }, `the first ${MOST_ENTRIES} of ${grouped(count)}`);
 }
 
+/** Why tensors differ, where a cause explains every value. */
+function showCauses({ causes }) {
+  if (causes === null || causes.searched === 0) return;
+  const row = ({ subject, text, tensors, of }) => [
+    of === null ? grouped(tensors.length) : `${grouped(tensors.length)} of ${grouped(of)}`,
+    subject ?? "",
+    text,
+    shortened(tensors[0] ?? "", 80),
+  ];
+  const explained = `${grouped(causes.explained)} of ${counted(causes.searched, "tensor")} that differ have a cause`;
+  const skipped = causes.skipped.length > 0 ? `; not looked at: ${counted(causes.skipped.length, "tensor")}` : "";
+  const found = causes.found.slice(0, MOST_ENTRIES).map(row);
+  show(
+    "causes",
+    make("p", { class: "hint" }, explained + skipped),
+    found.length > 0 ? plainTable(["tensors", "of", "cause", "the first"], found, [0]) : null,
+    cutNote(causes.found.length),
+  );
+}
+
 function showUnpaired(data, tensors, view) {
   const verdicts = ["only in a", "only in b", "only in a, allowed", "only in b, allowed", "ignored"];
   const lists = verdicts

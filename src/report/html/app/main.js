@@ -6,6 +6,7 @@ function showAll(data) {
   showSides(data);
   showErrors(data);
   showCoverage(data);
+  showCauses(data);
   showReplicas(tensors);
   showUnpaired(data, tensors, view);
   showProblems(data);
