@@ -19,7 +19,7 @@ use super::side_files::{ReadError, SideFiles};
 use super::side_reader::SideReader;
 
 /// Blocks that are looked at before all of a pair is read.
-const PROBES: u64 = 8;
+const PROBES: u64 = 3;
 
 /// Units that are read before it is asked whether to go on.
 const AT_A_TIME: usize = 32;
@@ -288,7 +288,14 @@ impl Scan<'_, '_> {
                 DenseBlock { dtype, bytes }.widen(&mut values[..count]);
             }
             let [a, b] = &values;
-            for (at, (&a, &b)) in (start..).zip(a.iter().zip(b).take(count)) {
+            let [_, width] = self.shape;
+            let (mut row, mut next) = (start / width, start % width);
+            for (&a, &b) in a.iter().zip(b).take(count) {
+                let (in_row, column) = (row, next);
+                next += 1;
+                if next == width {
+                    (row, next) = (row + 1, 0);
+                }
                 if self.question.counts_outliers {
                     seen.outliers[0].add(a);
                     seen.outliers[1].add(b);
@@ -296,8 +303,8 @@ impl Scan<'_, '_> {
                 if a == b {
                     continue;
                 }
-                seen.rows.insert(at / self.shape[1]);
-                seen.columns.insert(at % self.shape[1]);
+                seen.rows.insert(in_row);
+                seen.columns.insert(column);
                 note(&mut seen.distinct[0], a.to_bits());
                 note(&mut seen.distinct[1], b.to_bits());
             }

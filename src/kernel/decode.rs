@@ -93,9 +93,18 @@ pub(super) fn rounded(dtype: Dtype, value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() || format.mantissa_bits == 52 {
         return value;
     }
-    let unit = 2f64.powi(format.unit_exponent(value));
+    let unit = power_of_two(format.unit_exponent(value));
     let nearest = (value / unit).round_ties_even() * unit;
     if nearest.abs() > format.largest { f64::INFINITY.copysign(value) } else { nearest }
+}
+
+/// Two to this power, which is one of the units of a format.
+#[inline(always)]
+pub(super) fn power_of_two(exponent: i32) -> f64 {
+    match u64::try_from(exponent + 1023) {
+        Ok(biased @ 1..2047) => f64::from_bits(biased << 52),
+        _ => 2f64.powi(exponent),
+    }
 }
 
 /// The value of a code of a dtype of one byte.

@@ -1,6 +1,6 @@
 //! Ways in which the elements of one tensor may follow from those of another, one by one and exactly.
 
-use super::decode::{float_format, rounded};
+use super::decode::{float_format, power_of_two, rounded};
 use crate::base::dtype::Dtype;
 
 /// A way in which an element of one side follows from that of the other.
@@ -42,8 +42,9 @@ impl Relation {
                 let Some(format) = float_format(precision) else { return false };
                 let expected = factor * other;
                 let larger = expected.abs().max(value.abs());
-                let unit = 2f64.powi(format.unit_exponent(larger));
-                (value - expected).abs() <= 2.0 * unit && rounded(precision, value) == value
+                let unit = power_of_two(format.unit_exponent(larger));
+                let is_one = || precision == dtype || rounded(precision, value) == value;
+                (value - expected).abs() <= 2.0 * unit && is_one()
             }
             Self::Overflow if value.is_infinite() => {
                 other.is_finite() && other.abs() > LARGEST_HALF && value.signum() == other.signum()
