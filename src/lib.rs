@@ -57,7 +57,7 @@
 //! | [`compare`](mod@compare) | pieces -> blocks, rayon over blocks, folding in block order; [`compare::metrics`] |
 //! | [`causes`] | pairs that differ -> why: exact causes, one more pass over those that may have one |
 //! | [`judge`] | statistics -> a verdict by the bounds of flags and rules -> exit code |
-//! | [`report`] | a finished comparison or check -> screen, JSON; a catalog -> inspection |
+//! | [`report`] | a finished comparison or check -> screen, JSON, the [`document`](report::document) and its [`forms`](report::forms); a catalog -> inspection |
 //! | [`pipeline`] | all of it on one screen: agree, pair, compare, judge |
 //! | [`cli`], [`run`] | typed flags; from them to an exit code |
 //!
@@ -69,7 +69,8 @@
 //! Hugging Face's is a `model_type` or some rows in [`names::families`]; a tensor that is stored fused is a row in
 //! `layout/unfuse.rs`, one that a distributed checkpoint stores in sections a row in `layout/global.rs`; a new metric is
 //! a row in [`compare::metrics`] and a field of [`report::document::Metrics`], one that may be bounded one in
-//! [`judge::bounds`]; a module of a layer is a word in [`names::forward`]; a new output is a file in [`report`].
+//! [`judge::bounds`]; a module of a layer is a word in [`names::forward`]; a new report is a file in
+//! [`report::forms`].
 //!
 //! # Invariants
 //!

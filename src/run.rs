@@ -6,9 +6,11 @@ mod explain_rules;
 mod inspect;
 mod names;
 mod outputs;
+mod report;
 mod result;
 #[cfg(unix)]
 mod signals;
+mod summary;
 mod whole_file;
 
 use std::io::{self, ErrorKind, Write};
@@ -39,6 +41,7 @@ pub fn run(cli: &Cli) -> Result<u8> {
     match &cli.command {
         Command::Compare(args) => run_compare(args, [cli.style(), cli.error_style()]),
         Command::Check(args) => check::run(args, cli.style()),
+        Command::Report(args) => report::run(args),
         Command::Inspect(args) => inspect::run(args, cli.style()),
         Command::ExplainRules(args) => explain_rules::run(args, cli.style()),
         Command::Completions(args) => completions::run(args),
@@ -72,12 +75,13 @@ fn show(
 ) -> Result<()> {
     problems::write_of_comparison(report);
     let written = outputs.write(report)?;
+    let view = args.screen.view();
     unless_closed(match (args.quiet, outputs.take_stdout()) {
         (true, _) => Ok(()),
         (false, true) => {
-            report.write_screen_naming(&written, error_style, &mut io::stderr().lock())
+            report.write_screen_naming(&written, view, error_style, &mut io::stderr().lock())
         }
-        (false, false) => on_screen(|out| report.write_screen_naming(&written, style, out)),
+        (false, false) => on_screen(|out| report.write_screen_naming(&written, view, style, out)),
     })?;
     Ok(())
 }
@@ -92,7 +96,7 @@ fn compare_options(args: &CompareArgs) -> Result<CompareOptions> {
         },
         naming: names::options(&args.names)?,
         policy: policy(args)?,
-        measures_all: !args.reports.is_empty(),
+        measures_all: !args.reports.is_empty() || args.summary.is_some(),
         allow_diverged: args.allow_diverged,
         finds_causes: !args.no_causes,
         shows_progress: !args.quiet,

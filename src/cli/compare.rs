@@ -8,9 +8,10 @@ use clap_complete::engine::ArgValueCandidates;
 use globset::Glob;
 
 use crate::judge::bounds::{Bounds, MetricBound, magnitude};
-use crate::report::Form;
+use crate::report::{Form, View};
 
 use super::completions::metrics;
+use super::report::{SummaryOf, report};
 use super::{EXIT_CODES, InputArgs, NameArgs, help_template};
 
 const EXAMPLES: &str = "\
@@ -20,6 +21,7 @@ Examples:
   ckptcmp compare a b --quiet -o result.json     in scripts: only the exit code
   ckptcmp compare a b --report report.json       everything about it, for scripts
   ckptcmp compare a b --report report.html       the same as a page, for people
+  ckptcmp compare a b --by-layer --rows 50       each layer, and more of the worst tensors
   ckptcmp compare a b --include '*.mlp.*'        only some tensors
   ckptcmp compare a b --section model,optimizer  the optimizer's state too
   ckptcmp compare a b --metrics rel_l2,max_abs   more keys in the JSON
@@ -38,10 +40,13 @@ pub struct CompareArgs {
     /// File for the JSON result; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "./ckpt_similarity.json")]
     pub output: PathBuf,
-    /// Write everything about the comparison to FILE: verdict, both sides, every tensor; FILE.json for scripts,
-    /// FILE.html for people, or - for JSON on standard output; may be repeated
+    /// Write a report of the whole comparison in the form of the suffix: FILE.json (everything about every tensor), FILE.html (a
+    /// page), FILE.md, FILE.csv, FILE.xml (JUnit), or - for JSON on standard output; may be repeated
     #[arg(long = "report", value_name = "FILE", value_parser = PathBufValueParser::new().try_map(report))]
     pub reports: Vec<(Form, PathBuf)>,
+    /// Append Markdown to the summary of a CI step, and annotate it: github
+    #[arg(long, value_name = "WHERE")]
+    pub summary: Option<SummaryOf>,
     /// Overwrite files that exist
     #[arg(long)]
     pub force: bool,
@@ -70,6 +75,9 @@ pub struct CompareArgs {
     /// Options for reading checkpoints
     #[command(flatten)]
     pub input: InputArgs,
+    /// What the screen shows
+    #[command(flatten)]
+    pub screen: ScreenArgs,
     /// Print errors only
     #[arg(short, long)]
     pub quiet: bool,
@@ -85,6 +93,33 @@ pub struct CompareArgs {
     /// Threads to use; no more than 64, or 8 a core, are started [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<std::num::NonZeroUsize>,
+}
+
+/// What the screen shows.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Screen")]
+pub struct ScreenArgs {
+    /// Rows of each list before it is cut short [default: 10]
+    #[arg(long, value_name = "N")]
+    rows: Option<usize>,
+    /// Show every layer on a line of its own
+    #[arg(long)]
+    by_layer: bool,
+    /// Show every layer and all rows of every list
+    #[arg(long, conflicts_with_all = ["rows", "by_layer"])]
+    all: bool,
+}
+
+impl ScreenArgs {
+    /// What was asked for.
+    #[must_use]
+    pub fn view(&self) -> View {
+        let View { rows, .. } = View::default();
+        View {
+            rows: if self.all { usize::MAX } else { self.rows.unwrap_or(rows) },
+            by_layer: self.all || self.by_layer,
+        }
+    }
 }
 
 /// Bounds that tensors have to hold; all that are given.
@@ -125,10 +160,6 @@ impl JudgingArgs {
             equal_nan: self.equal_nan.then_some(true),
         }
     }
-}
-
-fn report(path: PathBuf) -> Result<(Form, PathBuf), String> {
-    Ok((Form::of(&path)?, path))
 }
 
 fn bound(text: &str) -> Result<f64, String> {

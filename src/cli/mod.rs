@@ -6,6 +6,7 @@ mod completions;
 mod explain_rules;
 mod inspect;
 mod names;
+mod report;
 
 use std::io::IsTerminal;
 use std::str::FromStr;
@@ -29,6 +30,7 @@ pub use completions::{CompletionsArgs, ManArgs, complete, man_pages, write_regis
 pub use explain_rules::ExplainRulesArgs;
 pub use inspect::InspectArgs;
 pub use names::NameArgs;
+pub use report::{ReportArgs, SummaryOf};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,6 +73,8 @@ pub enum Command {
     /// Check one checkpoint: copies that disagree, weights that are not their masters rounded, NaN and Inf, missing parts,
     /// unreferenced files
     Check(CheckArgs),
+    /// Make a report in any form from the document of a comparison, without reading a checkpoint
+    Report(ReportArgs),
     /// List the tensors of a checkpoint without reading their values
     Inspect(InspectArgs),
     /// Say which rule of a file decides about which tensor of two checkpoints, without reading their values
@@ -103,7 +107,7 @@ impl Cli {
                 stream.is_terminal() && !no_color
             }
         };
-        Style { has_color }
+        Style { has_color, fits: stream.is_terminal() }
     }
 }
 

@@ -37,7 +37,7 @@ use rayon::prelude::*;
 use crate::base::dtype::Dtype;
 use crate::base::side::Side;
 use crate::kernel::{
-    Beyond, Closeness, DenseBlock, ExactSums, Spread, Stats, compare_block, count_beyond,
+    Beyond, Closeness, DenseBlock, ExactSums, Spread, Stats, compare_block, count_beyond, is_noise,
 };
 use crate::names::Name;
 use crate::pairing::Pair;
@@ -77,6 +77,8 @@ pub struct TensorComparison {
     pub beyond: Option<Beyond>,
     /// The sizes of the differences, where they were asked for.
     pub spread: Option<Spread>,
+    /// All elements are floats, finite, and no farther apart than rounding makes them.
+    pub is_noise: bool,
     /// Copies that are not bit by bit the first one, parts of a sum included.
     pub replicas: Vec<ReplicaDifference>,
     /// Vocabulary rows beyond those compared, on each side.
@@ -129,12 +131,15 @@ pub struct Wanted {
 struct Found {
     beyond: Beyond,
     spread: Spread,
+    /// Some difference is more than noise.
+    is_loud: bool,
 }
 
 impl Extra for Found {
     fn merge(&mut self, other: Self) {
         self.beyond.merge(&other.beyond);
         self.spread.merge(&other.spread);
+        self.is_loud |= other.is_loud;
     }
 }
 
@@ -148,6 +153,8 @@ impl Wanted {
         if self.spread {
             found.spread.merge(&Spread::of_block(a, b, &stats));
         }
+        // One block that is more than noise settles it for the tensor.
+        found.is_loud = found.is_loud || !is_noise(a, b, &stats);
         stats
     }
 }
@@ -213,6 +220,7 @@ fn comparison(
             Err(cause) => error = Some(cause),
         }
     }
+    let is_noise = !found.is_loud;
     let mut replicas = Vec::new();
     for (side, differing) in pass.sides.iter().zip(&differing) {
         match side.differences(differing) {
@@ -242,6 +250,7 @@ fn comparison(
         one_minus_cos,
         beyond: wanted.closeness.map(|_| found.beyond),
         spread: wanted.spread.then_some(found.spread),
+        is_noise,
         replicas,
         rows_left_out: pair.rows_left_out,
         tied_side: pair.tied_side,

@@ -232,18 +232,18 @@ fn exponent(magnitude: f64) -> i32 {
 
 /// The numbers that steps are counted in.
 #[derive(Debug, Clone, Copy)]
-enum Scale {
+pub(super) enum Scale {
     Integer,
     Float(FloatFormat),
 }
 
 impl Scale {
-    fn coarser(a: Dtype, b: Dtype) -> Self {
+    pub(super) fn coarser(a: Dtype, b: Dtype) -> Self {
         let formats = [a, b].into_iter().filter_map(decode::float_format);
         formats.min_by_key(|format| format.mantissa_bits).map_or(Self::Integer, Self::Float)
     }
 
-    fn steps(self, a: f64, b: f64, diff: f64) -> u64 {
+    pub(super) fn steps(self, a: f64, b: f64, diff: f64) -> u64 {
         match self {
             #[expect(
                 clippy::cast_possible_truncation,

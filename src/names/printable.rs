@@ -1,22 +1,26 @@
-//! Text from a file as it may be shown: it cannot move the cursor, change colours or begin a line.
+//! Text from a file as it may be shown: it cannot move the cursor, change colours, begin a line or command a CI system.
 
 use std::borrow::Cow;
 
-/// The text with every character that is not seen but obeyed written as an escape.
+/// The text with every character that is not seen but obeyed written as an escape; the first colon of `::` at its beginning too, as
+/// the runner of GitHub Actions obeys a line of output that begins so.
 ///
 /// ```
 /// use ckptcmp::names::printable;
 /// assert_eq!(printable("layers.0.weight"), "layers.0.weight");
 /// assert_eq!(printable("\u{1b}[2J\n"), "\\u{1b}[2J\\u{a}");
+/// assert_eq!(printable("::error::x"), "\\u{3a}:error::x");
 /// ```
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_control) {
+    let commands = text.trim_start().starts_with("::");
+    if !text.contains(is_control) && !commands {
         return Cow::Borrowed(text);
     }
+    let colon = if commands { text.find(':') } else { None };
     let mut shown = String::with_capacity(text.len() + 16);
-    for char in text.chars() {
-        if is_control(char) {
+    for (at, char) in text.char_indices() {
+        if is_control(char) || Some(at) == colon {
             shown.extend(char.escape_unicode());
         } else {
             shown.push(char);

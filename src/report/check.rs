@@ -15,7 +15,7 @@ use crate::names::{Name, printable};
 
 use super::json::write_value;
 use super::units::{bytes, counted, grouped, scientific, shape};
-use super::{CheckpointReport, Screen, Style};
+use super::{CheckpointReport, Screen, Style, View};
 
 /// The report on a self-check.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ const ROWS: usize = 20;
 /// # Errors
 /// The sink cannot be written to.
 fn write_screen(report: &CheckReport, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    let mut screen = Screen { style, rows: ROWS, out };
+    let mut screen = Screen { style, view: View { rows: ROWS, ..View::default() }, out };
     screen.checkpoint(&report.checkpoint)?;
     writeln!(screen.out, "\n{}", totals(report))?;
     if let Some(sums @ 1..) = report.verified_sums {

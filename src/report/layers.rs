@@ -38,8 +38,8 @@ pub struct Overall {
     pub without_distance: usize,
     /// The largest difference in steps between numbers of the coarser dtype, where it is known of all floats that differ.
     pub max_ulp: Option<u64>,
-    /// Differences are there and none is larger than two such steps; unknown where that was not taken.
-    pub noise: Option<bool>,
+    /// Something differs, and no more than by two such steps, as rounding does it.
+    pub noise: bool,
     /// Tensors that are no more alike than two of random numbers.
     pub unrelated: usize,
 }
@@ -110,6 +110,8 @@ pub struct Module {
     pub without_distance: usize,
     /// The largest difference in steps between numbers of the coarser dtype.
     pub max_ulp: Option<u64>,
+    /// Something differs, and no more than by two such steps.
+    pub noise: bool,
     /// Its tensors, as indices in the list of all.
     pub tensors: Vec<usize>,
 }
@@ -212,6 +214,7 @@ impl Module {
             median_rel_l2: median,
             without_distance: tensors.len() - distances.len(),
             max_ulp: largest_ulp(judged()),
+            noise: judged().any(differs) && judged().filter(|one| differs(one)).all(is_noise),
             tensors: tensors.iter().map(|(_, index)| *index).collect(),
         }
     }
@@ -238,7 +241,7 @@ impl Overall {
             },
             without_distance: read().count() - finite().count(),
             max_ulp,
-            noise: noise(differing()),
+            noise: differing().next().is_some() && differing().all(is_noise),
             unrelated: read().filter(|one| is_unrelated(one)).count(),
         }
     }
@@ -272,8 +275,9 @@ fn has_no_reference(judged: &Judged) -> bool {
     stats(&judged.tensor).is_some_and(|stats| stats.l2().is_some() && stats.norm_b() == Some(0.0))
 }
 
-/// Most steps of a difference that is noise.
-const NOISE: u64 = 2;
+fn is_noise(judged: &Judged) -> bool {
+    stats(&judged.tensor).is_some() && judged.tensor.is_noise
+}
 
 fn is_float(judged: &Judged) -> bool {
     judged.tensor.dtypes.iter().all(|dtype| dtype.kind() != DtypeKind::Integer)
@@ -288,17 +292,6 @@ fn largest_ulp<'j>(tensors: impl Iterator<Item = &'j Judged>) -> Option<u64> {
         None => (!differs(judged)).then_some(0),
     };
     tensors.map(of).try_fold(0, |largest, steps| Some(largest.max(steps?)))
-}
-
-/// Returns whether all differences are noise, where that is known.
-fn noise<'j>(differing: impl Iterator<Item = &'j Judged> + Clone) -> Option<bool> {
-    let may_be = |judged: &Judged| {
-        is_float(judged) && stats(&judged.tensor).is_some_and(|stats| stats.is_finite())
-    };
-    if differing.clone().next().is_none() || !differing.clone().all(may_be) {
-        return Some(false);
-    }
-    largest_ulp(differing).map(|steps| steps <= NOISE)
 }
 
 /// Elements from which on a small cosine tells something: that of two random tensors is below 0.1 more often than nine times in

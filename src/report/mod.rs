@@ -1,9 +1,12 @@
 //! A finished comparison or check -> bytes: one file a form. Nothing here compares or reads.
 
+mod by_layer;
 pub mod catalog;
 mod causes;
 pub mod check;
 pub mod document;
+mod fit;
+pub mod forms;
 pub mod html;
 mod json;
 pub mod layers;
@@ -16,6 +19,7 @@ mod totals;
 mod units;
 mod unpaired;
 
+pub use forms::Form;
 pub use style::Style;
 
 use std::collections::BTreeMap;
@@ -136,7 +140,7 @@ impl Report {
     /// # Errors
     /// Those of `out`.
     pub fn write_screen(&self, style: Style, out: &mut dyn Write) -> io::Result<()> {
-        self.write_screen_naming(&[], style, out)
+        self.write_screen_naming(&[], View::default(), style, out)
     }
 
     /// Writes the summary for people, with the names of the files that were written.
@@ -146,41 +150,27 @@ impl Report {
     pub fn write_screen_naming(
         &self,
         written: &[&Path],
+        view: View,
         style: Style,
         out: &mut dyn Write,
     ) -> io::Result<()> {
-        screen::write(self, written, style, out)
+        screen::write(self, written, view, style, out)
     }
 }
 
-/// The form of a whole report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// A document by `schema/compare-report.schema.json`.
-    Json,
-    /// A page for people.
-    Html,
+/// What the screen shows.
+#[derive(Debug, Clone, Copy)]
+pub struct View {
+    /// Entries of a list before it is cut short.
+    pub rows: usize,
+    /// Every layer has a line of its own.
+    pub by_layer: bool,
 }
 
-impl Form {
-    /// All forms by the suffix of a file.
-    const BY_SUFFIX: &[(&str, Self)] = &[("json", Self::Json), ("html", Self::Html)];
-
-    /// The form for a path by its suffix; `-` is JSON.
-    ///
-    /// # Errors
-    /// The suffix is no known one.
-    pub fn of(path: &Path) -> Result<Self, String> {
-        if path == Path::new("-") {
-            return Ok(Self::Json);
-        }
-        let suffix = path.extension().unwrap_or_default();
-        let found = Self::BY_SUFFIX.iter().find(|(known, _)| suffix.eq_ignore_ascii_case(known));
-        found.map(|(_, form)| *form).ok_or_else(|| {
-            let known: Vec<String> =
-                Self::BY_SUFFIX.iter().map(|(known, _)| format!(".{known}")).collect();
-            format!("no report has this suffix: there are {}", known.join(", "))
-        })
+impl Default for View {
+    /// Ten rows, layers put together.
+    fn default() -> Self {
+        Self { rows: 10, by_layer: false }
     }
 }
 
@@ -204,8 +194,7 @@ impl From<Catalog> for CheckpointReport {
 /// The terminal, or what stands for it.
 struct Screen<'a> {
     style: Style,
-    /// Entries of a list before it is cut short.
-    rows: usize,
+    view: View,
     out: &'a mut dyn Write,
 }
 
@@ -225,9 +214,15 @@ impl Screen<'_> {
             parts.push(format!("{} left out", counted(origin.left_out, "buffer")));
         }
         let path = origin.resolved.to_string_lossy();
-        writeln!(self.out, "{}\n   {}", printable(&path), parts.join(", "))?;
+        writeln!(
+            self.out,
+            "{}\n{}",
+            printable(&path),
+            self.style.wrapped(&format!("   {}", parts.join(", ")), 3)
+        )?;
         for note in &checkpoint.notes {
-            writeln!(self.out, "   {}", self.style.faint(&printable(note)))?;
+            let note = self.style.wrapped(&format!("   {}", printable(note)), 3);
+            writeln!(self.out, "{}", self.style.faint(&note))?;
         }
         Ok(())
     }
@@ -243,10 +238,10 @@ impl Screen<'_> {
             return Ok(());
         }
         writeln!(self.out, "\n{}", self.style.heading(title))?;
-        for entry in entries.iter().take(self.rows) {
+        for entry in entries.iter().take(self.view.rows) {
             writeln!(self.out, "{}", text(entry))?;
         }
-        match entries.len().saturating_sub(self.rows) {
+        match entries.len().saturating_sub(self.view.rows) {
             0 => Ok(()),
             more => writeln!(self.out, "and {} more", grouped(more as u64)),
         }

@@ -23,6 +23,14 @@ pub fn write_error(text: &str) {
     }
 }
 
+/// Writes lines as they are.
+pub fn write_lines(lines: &[String]) {
+    let mut stderr = std::io::stderr().lock();
+    for line in lines {
+        let _ = writeln!(stderr, "{line}");
+    }
+}
+
 /// Writes the first of these problems.
 pub fn write_all(problems: &[impl Display]) {
     problems.iter().take(ROWS).for_each(|problem| write_error(&problem.to_string()));

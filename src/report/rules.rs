@@ -10,7 +10,7 @@ use crate::names::{Name, printable};
 use crate::pairing::Pairing;
 
 use super::units::{counted, grouped};
-use super::{RenameUse, Screen, Style};
+use super::{RenameUse, Screen, Style, View};
 
 /// Writes every rule with its bounds and the names that it decides about, and the names that no rule matches; all of them, or
 /// the first ones. Returns whether every rule decides about a name.
@@ -25,8 +25,9 @@ pub fn write(
     style: Style,
     out: &mut dyn Write,
 ) -> io::Result<bool> {
-    let rows = if all { usize::MAX } else { super::screen::ROWS };
-    let mut screen = Screen { style, rows, out };
+    let few = View::default();
+    let view = if all { View { rows: usize::MAX, ..few } } else { few };
+    let mut screen = Screen { style, view, out };
     let mut decided: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     let mut add = |name: &Name, place: &str| {
         let number = policy.rule(name).map_or(policy.rules.len(), |(number, _)| number);
@@ -57,7 +58,7 @@ pub fn write(
     if !idle.is_empty() {
         writeln!(screen.out)?;
     }
-    idle.iter().take(screen.rows).try_for_each(|remark| writeln!(screen.out, "{remark}"))?;
+    idle.iter().take(screen.view.rows).try_for_each(|remark| writeln!(screen.out, "{remark}"))?;
     if unused > 0 {
         let of = grouped(policy.rules.len() as u64);
         writeln!(screen.out, "\n{} of {of} rules decide about no name", grouped(unused))?;

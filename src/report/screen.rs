@@ -4,7 +4,6 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -18,12 +17,10 @@ use crate::names::printable;
 use crate::tensor::Merge;
 
 use super::catalog::WIDEST;
+use super::fit::COLUMNS;
 use super::totals::{Totals, stats};
-use super::units::{bytes, counted, grouped, scientific, shape};
-use super::{Judged, RenameUse, Report, Screen, Style, causes, unpaired};
-
-/// Rows of a list before it is cut short.
-pub(super) const ROWS: usize = 10;
+use super::units::{bytes, counted, grouped, scientific, shape, share};
+use super::{Judged, RenameUse, Report, Screen, Style, View, by_layer, causes, unpaired};
 
 /// Writes the summary.
 ///
@@ -32,10 +29,11 @@ pub(super) const ROWS: usize = 10;
 pub(super) fn write(
     report: &Report,
     written: &[&Path],
+    view: View,
     style: Style,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let mut screen = Screen { style, rows: ROWS, out };
+    let mut screen = Screen { style, view, out };
     for (side, checkpoint) in Side::BOTH.iter().zip(&report.checkpoints) {
         write!(screen.out, "{}  ", style.heading(&side.to_string()))?;
         screen.checkpoint(checkpoint)?;
@@ -43,21 +41,24 @@ pub(super) fn write(
     let totals = Totals::of(report);
     writeln!(screen.out, "\n{}", compared(&totals))?;
     if let Some(sections) = not_compared(report) {
-        writeln!(screen.out, "not compared: {sections}")?;
+        writeln!(screen.out, "{}", screen.style.wrapped(&format!("not compared: {sections}"), 3))?;
     }
+    by_layer::write(report, &mut screen)?;
     write_worst(report, &mut screen)?;
     causes::write(report, &mut screen)?;
     unpaired::write(report, &mut screen)?;
     write_replicas(report, &mut screen)?;
     write_non_finite(report, &mut screen)?;
-    let mut remarks = remarks(report);
+    let mut remarks = remarks(report, screen.view.rows);
     let name = |path: &&Path| path.strip_prefix(".").unwrap_or(path).display().to_string();
     remarks.extend(written.iter().map(|path| format!("wrote {}", printable(&name(path)))));
     if !remarks.is_empty() {
         writeln!(screen.out)?;
     }
-    remarks.iter().try_for_each(|remark| writeln!(screen.out, "{remark}"))?;
-    writeln!(screen.out, "\n{}", closing(report, &totals, style))
+    remarks
+        .iter()
+        .try_for_each(|remark| writeln!(screen.out, "{}", screen.style.wrapped(remark, 3)))?;
+    writeln!(screen.out, "\n{}", screen.style.wrapped(&closing(report, &totals, style), 3))
 }
 
 /// The sections that are there and were not to be read, with the larger number of tensors where one is known.
@@ -94,33 +95,48 @@ fn write_worst(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
     worst.sort_by(|one, other| {
         by_distance(&one.tensor, &other.tensor).then_with(|| name(one).cmp(&name(other)))
     });
-    let shown = worst.iter().take(ROWS);
-    let width = shown.map(|judged| judged.tensor.name.as_str().len()).max().unwrap_or(0);
-    let width = width.clamp(6, WIDEST);
-    let row = |name: &dyn Display, [rel_l2, l2, max_abs, differing]: [&str; 4]| {
-        format!("{name:width$}  {rel_l2:>8}  {l2:>8}  {max_abs:>8}  {differing:>10}")
-    };
-    let title = row(&"tensor", ["rel_l2", "l2", "max_abs", "differing"]);
+    let names = worst.iter().take(screen.view.rows).map(|judged| judged.tensor.name.to_string());
+    let width = names
+        .map(|name| name.chars().count())
+        .max()
+        .unwrap_or(0)
+        .clamp(6, if screen.style.fits { NAME } else { WIDEST });
     let style = screen.style;
+    let row = |name: &str, [rel_l2, max_abs, differing]: [&str; 3]| {
+        let name = style.shortened(name, width);
+        format!("{name:width$}  {rel_l2:>8}  {max_abs:>8}  {differing:>6}")
+    };
+    let title = row("tensor", ["rel_l2", "max_abs", "differ"]);
     screen.list(&title, &worst, |Judged { tensor, judgement, .. }| {
-        let Some(stats) = stats(tensor) else {
-            let [a, b] = tensor.shapes.each_ref().map(|sizes| shape(sizes));
-            return format!("{:width$}  shape {a} in a, {b} in b", tensor.name);
+        let name = tensor.name.to_string();
+        let mut details = Vec::new();
+        let mut text = match stats(tensor) {
+            None => {
+                let [a, b] = tensor.shapes.each_ref().map(|sizes| shape(sizes));
+                details.push(format!("shape {a} in a, {b} in b"));
+                style.shortened(&name, COLUMNS)
+            }
+            Some(stats) => {
+                let max_abs = stats.max_abs().filter(|_| stats.is_finite());
+                let [rel_l2, max_abs] = [stats.rel_l2(), max_abs].map(scientific);
+                details.extend(tensor.example.as_ref().map(|example| {
+                    let [a, b] = &example.values;
+                    format!("at {}: a {a}, b {b}", shape(&example.index))
+                }));
+                details.extend(judgement.broken.iter().map(|broken| broken_text(broken, stats)));
+                row(&name, [&rel_l2, &max_abs, &share(stats.differing(), stats.count())])
+            }
         };
-        let max_abs = stats.max_abs().filter(|_| stats.is_finite());
-        let [rel_l2, l2, max_abs] = [stats.rel_l2(), stats.l2(), max_abs].map(scientific);
-        let mut text = row(&tensor.name, [&rel_l2, &l2, &max_abs, &grouped(stats.differing())]);
-        let example = tensor.example.as_ref().map(|example| {
-            let [a, b] = &example.values;
-            format!("at {}: a {a}, b {b}", shape(&example.index))
-        });
-        let bounds = judgement.broken.iter().map(|broken| broken_text(broken, stats));
-        for detail in example.into_iter().chain(bounds) {
-            text.push_str(&format!("\n   {}", style.faint(&detail)));
+        for detail in details {
+            text.push('\n');
+            text.push_str(&style.faint(&style.wrapped(&format!("   {detail}"), 5)));
         }
         text
     })
 }
+
+/// Most columns of a name beside its numbers.
+const NAME: usize = COLUMNS - 10 - 10 - 8;
 
 fn broken_text(broken: &BrokenBound, stats: &Stats) -> String {
     match broken {
@@ -166,11 +182,9 @@ fn write_replicas(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> {
         let (l2, differing) = (scientific(stats.l2()), grouped(stats.differing()));
         let cos = stats.cos().map_or_else(|| "-".to_owned(), |cos| cos.to_string());
         let details = format!("l2 {l2}, cos {cos}, {differing} differing; compared: {used}");
-        let mut text = format!(
-            "{side}: {}: {copy} differs from {first} by up to {largest}\n   {}",
-            tensor.name,
-            style.faint(&details)
-        );
+        let text =
+            format!("{side}: {}: {copy} differs from {first} by up to {largest}", tensor.name);
+        let mut text = format!("{}\n   {}", style.wrapped(&text, 3), style.faint(&details));
         if !replica.stored_name.ends_with(tensor.name.as_str()) && first == copy {
             text.push_str(&format!("\n   stored as {}", printable(&replica.stored_name)));
         }
@@ -183,15 +197,17 @@ fn write_non_finite(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> 
     let broken: Vec<(&TensorComparison, &Stats)> =
         report.comparisons().filter_map(not_finite).collect();
     let title = format!("not finite: {}", counted(broken.len(), "tensor"));
+    let style = screen.style;
     screen.list(&title, &broken, |(tensor, stats)| {
         let ([nan_a, nan_b], [inf_a, inf_b]) = (stats.nan(), stats.inf());
         let name = &tensor.name;
-        format!("{name}: NaN {nan_a} in a, {nan_b} in b; Inf {inf_a} in a, {inf_b} in b")
+        let counts = format!("NaN {nan_a} in a, {nan_b} in b; Inf {inf_a} in a, {inf_b} in b");
+        style.wrapped(&format!("{name}: {counts}"), 3)
     })
 }
 
 /// Remarks on what is no difference but should be known: rows not compared, tied weights, other dtypes.
-fn remarks(report: &Report) -> Vec<String> {
+fn remarks(report: &Report, rows: usize) -> Vec<String> {
     let mut remarks = Vec::new();
     for tensor in report.comparisons() {
         let [a, b] = tensor.rows_left_out;
@@ -224,8 +240,8 @@ fn remarks(report: &Report) -> Vec<String> {
         }
     }
     remarks.extend(dtype_remarks(report));
-    remarks.extend(policy_remarks(report));
-    remarks.extend(unpaired::remarks(report, ROWS));
+    remarks.extend(policy_remarks(report, rows));
+    remarks.extend(unpaired::remarks(report, rows));
     remarks
 }
 
@@ -263,7 +279,7 @@ fn dtype_remarks(report: &Report) -> Vec<String> {
 }
 
 /// Remarks on the bounds and rules that were given.
-fn policy_remarks(report: &Report) -> Vec<String> {
+fn policy_remarks(report: &Report, rows: usize) -> Vec<String> {
     let mut remarks = Vec::new();
     let weak = |judged: &'_ Judged| Some((judged.tensor.name.clone(), judged.judgement.weak?));
     let mut weak = report.tensors.iter().filter_map(weak);
@@ -281,7 +297,7 @@ fn policy_remarks(report: &Report) -> Vec<String> {
         remarks
             .push(format!("{}: matches no name; a glob has to match all of one", printable(glob)));
     }
-    remarks.extend(RenameUse::idle(&report.renames).into_iter().take(ROWS));
+    remarks.extend(RenameUse::idle(&report.renames).into_iter().take(rows));
     let Excused { ignored, only_in } = &report.excused;
     if !ignored.is_empty() {
         remarks.push(format!("ignored by rules: {}", counted(ignored.len(), "name")));

@@ -49,9 +49,33 @@ pub(super) fn scientific(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2e}"))
 }
 
+/// The share of a whole: `100%` is all of it and `0%` nothing, whatever is in between is neither.
+pub(super) fn share(part: u64, whole: u64) -> String {
+    if part == 0 || part >= whole {
+        return if part == 0 { "0%" } else { "100%" }.to_owned();
+    }
+    match part as f64 / whole as f64 * 100.0 {
+        percent if percent < 0.01 => "<0.01%".to_owned(),
+        percent if percent < 0.995 => format!("{percent:.2}%"),
+        percent if percent < 9.95 => format!("{percent:.1}%"),
+        percent if percent > 99.5 => ">99%".to_owned(),
+        percent => format!("{percent:.0}%"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_are_whole_only_where_they_are() {
+        let share = |part| share(part, 100_000);
+        let found = [0, 1, 10, 123, 999, 9_960, 50_000, 99_600, 99_999, 100_000].map(share);
+        let expected =
+            ["0%", "<0.01%", "0.01%", "0.12%", "1.0%", "10%", "50%", ">99%", ">99%", "100%"];
+        assert_eq!(found, expected);
+        assert_eq!(super::share(0, 0), "0%");
+    }
 
     #[test]
     fn sizes_read_well() {

@@ -7,6 +7,7 @@ use crate::base::side::Side;
 use crate::compare::Suggestion;
 use crate::names::{Name, printable};
 
+use super::fit::COLUMNS;
 use super::units::{counted, grouped};
 use super::{Report, Screen};
 
@@ -25,9 +26,12 @@ pub(super) fn write(report: &Report, screen: &mut Screen<'_>) -> io::Result<()> 
         screen.list(&title, names, |name| {
             let partner = partners.get(name).filter(|_| *side == Side::A).map(|found| {
                 let first = if found.is_whole { "" } else { ", by its first values" };
-                let text = format!("in b{first}: {}", found.names[Side::B]);
-                format!("\n   {}", style.faint(&text))
+                let title = format!("in b{first}: ");
+                let room = COLUMNS - 3 - title.len();
+                let name = style.shortened(&found.names[Side::B].to_string(), room);
+                format!("\n   {}", style.faint(&format!("{title}{name}")))
             });
+            let name = style.shortened(&name.to_string(), COLUMNS);
             format!("{name}{}", partner.unwrap_or_default())
         })?;
     }

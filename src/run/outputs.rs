@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::{fs, iter};
 
 use anyhow::{Context, Error, Result, bail};
@@ -12,11 +13,12 @@ use anyhow::{Context, Error, Result, bail};
 use crate::catalog::Catalog;
 use crate::cli::CompareArgs;
 use crate::compare::Outcome;
-use crate::report::document::{self, Document};
-use crate::report::{Form, Judged, Report, html};
+use crate::report::document::Document;
+use crate::report::{Form, Judged, Report, forms};
 use crate::storage::{self, Target};
 
 use super::result::Destination;
+use super::summary::Summary;
 use super::whole_file::{self, folder_of};
 
 /// The places of the result and of all documents.
@@ -24,6 +26,8 @@ pub(super) struct Outputs<'a> {
     args: &'a CompareArgs,
     result: Destination,
     reports: Vec<(Form, Destination)>,
+    summary: Option<Summary>,
+    document: OnceLock<Document>,
 }
 
 impl<'a> Outputs<'a> {
@@ -38,7 +42,8 @@ impl<'a> Outputs<'a> {
             Ok((*form, Destination::of("--report", path, args.force)?))
         };
         let reports = args.reports.iter().map(report).collect::<Result<_>>()?;
-        let outputs = Self { args, result, reports };
+        let summary = args.summary.map(Summary::of).transpose()?;
+        let outputs = Self { args, result, reports, summary, document: OnceLock::new() };
         outputs.check_distinct()?;
         Ok(outputs)
     }
@@ -87,28 +92,31 @@ impl<'a> Outputs<'a> {
         }
         for ((_, name), (form, place)) in self.args.reports.iter().zip(&self.reports) {
             if place.file().is_some() {
-                place.write(&self.document(*form, report)?)?;
+                place.write(&written_as(*form, self.document(report)?)?)?;
                 written.push(name);
             }
         }
         Ok(written)
     }
 
-    /// Writes the documents that cannot be taken back: to standard output, devices and pipes.
+    /// Writes what cannot be taken back: documents to standard output, devices and pipes, and the summary of a CI system.
     pub(super) fn write_streams(&self, report: &Report) -> Result<()> {
-        let streams = self.reports.iter().filter(|(_, place)| place.file().is_none());
-        streams
-            .into_iter()
-            .try_for_each(|(form, place)| place.write(&self.document(*form, report)?))
+        for (form, place) in self.reports.iter().filter(|(_, place)| place.file().is_none()) {
+            place.write(&written_as(*form, self.document(report)?)?)?;
+        }
+        match &self.summary {
+            Some(summary) => summary.write(self.document(report)?),
+            None => Ok(()),
+        }
     }
 
-    fn document(&self, form: Form, report: &Report) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        match form {
-            Form::Json => report.write_document(self.args.exit_zero, &mut bytes)?,
-            Form::Html => Document::of(report, self.args.exit_zero)?.write_html(&mut bytes)?,
+    /// The document that all forms are made of, made once.
+    fn document(&self, report: &Report) -> Result<&Document> {
+        if self.document.get().is_none() {
+            let document = Document::of(report, self.args.exit_zero)?;
+            return Ok(self.document.get_or_init(|| document));
         }
-        Ok(bytes)
+        self.document.get().context("the document is there")
     }
 
     /// Makes every document one that tells this error; where `has_written`, those that cannot be taken back are left alone.
@@ -116,26 +124,27 @@ impl<'a> Outputs<'a> {
     /// So is a file that is no document: without the inputs nobody can say that it is none of theirs.
     pub(super) fn write_failure(&self, error: &Error, has_written: bool) -> Result<()> {
         let paths = [self.args.a.as_path(), self.args.b.as_path()];
-        let failure = Document::of_failure(paths, &format!("{error:#}"), self.args.exit_zero);
+        let document = Document::of_failure(paths, &format!("{error:#}"), self.args.exit_zero);
         for (form, place) in &self.reports {
-            let mut bytes = Vec::new();
-            match form {
-                Form::Json => failure.write_json(&mut bytes)?,
-                Form::Html => failure.write_html(&mut bytes)?,
-            }
             match place.file() {
-                Some(path) => replace(path, &bytes)?,
+                Some(path) => replace(path, &written_as(*form, &document)?)?,
                 None if has_written => {}
-                None => place.write(&bytes)?,
+                None => place.write(&written_as(*form, &document)?)?,
             }
         }
-        Ok(())
+        match &self.summary {
+            Some(summary) if !has_written => summary.write(&document),
+            Some(_) | None => Ok(()),
+        }
     }
 }
 
-/// Bytes that tell a report of ours.
-const START_LEN: usize =
-    if document::START_LEN > html::START_LEN { document::START_LEN } else { html::START_LEN };
+/// A document in a form.
+pub(super) fn written_as(form: Form, document: &Document) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    form.write(document, &mut bytes)?;
+    Ok(bytes)
+}
 
 /// Writes a file where there is none, or a document.
 fn replace(path: &Path, json: &[u8]) -> Result<()> {
@@ -158,7 +167,7 @@ fn remove_document(path: &Path) -> Result<()> {
 
 /// Returns whether a file is a document of ours; one that is not there is none.
 fn is_document(path: &Path) -> Result<bool> {
-    let start = storage::present(storage::head(path, START_LEN));
+    let start = storage::present(storage::head(path, forms::START_LEN));
     let start = start.with_context(|| format!("{}: cannot be read", path.display()))?;
-    Ok(start.is_some_and(|start| document::is_one(&start) || html::is_one(&start)))
+    Ok(start.is_some_and(|start| forms::is_report(&start)))
 }

@@ -20,6 +20,7 @@ mod determinism;
 mod document;
 mod faults;
 mod finding;
+mod forms;
 mod hostile;
 mod identity;
 mod judging;

@@ -34,18 +34,6 @@ pub use tensors::{Broken, Cast, Metrics, Replica, Tensor, Unread, Weak, Worst};
 /// The `$id` of the schema; it changes where something changes that was there before.
 pub const SCHEMA: &str = "urn:ckptcmp:schema:compare-report:1";
 
-/// The form of every document of this schema from the first byte on.
-const START: &[u8] = b"{\n  \"schema\": \"urn:ckptcmp:schema:compare-report:";
-
-/// Returns whether a file that begins like this is such a document, of whatever version.
-#[must_use]
-pub fn is_one(start: &[u8]) -> bool {
-    start.starts_with(START)
-}
-
-/// Bytes of a file that [`is_one`] asks for.
-pub const START_LEN: usize = START.len();
-
 /// Text that is a word of ours, or was read.
 pub type Word = Cow<'static, str>;
 

@@ -19,7 +19,7 @@ fn different(document: &Document) -> String {
     if document.overall.as_ref().is_some_and(is_unrelated) {
         return "different: unrelated weights".to_owned();
     }
-    if document.overall.as_ref().is_some_and(|overall| overall.noise == Some(true)) {
+    if document.overall.as_ref().is_some_and(|overall| overall.noise) {
         return "different, by noise alone".to_owned();
     }
     match &document.first_difference {
@@ -60,7 +60,7 @@ fn overall_lines(overall: &Overall) -> Vec<String> {
             counted(*without_distance, "tensor")
         ));
     }
-    if *noise == Some(true) {
+    if *noise {
         lines.push("noise: nothing differs by more than 2 ulp of the coarser dtype".to_owned());
     }
     if *unrelated > 0 {

@@ -42,17 +42,8 @@ const SCRIPTS: &str = concat!(
     include_str!("app/main.js"),
 );
 
-/// The form of every page from the first byte on.
-const START: &[u8] = b"<!doctype html>\n<html lang=\"en\" data-report=\"ckptcmp\">\n";
-
-/// Returns whether a file that begins like this is such a page.
-#[must_use]
-pub fn is_one(start: &[u8]) -> bool {
-    start.starts_with(START)
-}
-
-/// Bytes of a file that [`is_one`] asks for.
-pub const START_LEN: usize = START.len();
+/// The bytes that it begins with.
+pub(super) const START: &str = "<!doctype html>\n<html lang=\"en\" data-report=\"ckptcmp\">\n";
 
 /// Effort of the compression: more takes twice the time for a hundredth.
 const COMPRESSION: u8 = 6;
