@@ -48,6 +48,7 @@
 //! | [`containers`] | what a file holds, knowing of no ranks: [`torch`](containers::torch) (zip or stream, pickle as inert data), [`safetensors`](containers::safetensors), [`dcp`](containers::dcp), [`zarr`](containers::zarr) |
 //! | [`names`] | dialects -> canonical names: suffix patterns, tables of rewrites; [`names::families`] for those that are not Megatron's; [`names::renames`] for a user's own |
 //! | [`layout`] | ranks -> logical tensors: which ranks there are, global indices, [`layout::rules`], merging |
+//! | [`state`] | what a checkpoint keeps beside tensors, by key path: compared; parameter groups, profiles |
 //! | [`catalog`] | what a checkpoint holds: tensors, ties, state of the run, problems; the one builder of it |
 //! | [`completeness`] | what a catalog's state announces, held against its names: what is missing |
 //! | [`formats`] | a path in, a catalog out; one folder a format |
@@ -120,6 +121,8 @@ pub mod pipeline;
 pub mod report;
 #[doc(hidden)]
 pub mod run;
+#[doc(hidden)]
+pub mod state;
 #[doc(hidden)]
 pub mod storage;
 #[doc(hidden)]

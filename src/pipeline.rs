@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 
 use thiserror::Error;
 
 use crate::base::side::Side;
-use crate::catalog::{Catalog, Problem};
+use crate::catalog::{Catalog, Problem, Section};
 use crate::causes::{self, Causes, Compared, Facts};
 use crate::compare as compared;
 use crate::compare::metrics::{self, HISTOGRAM, MAX_ULP, Metric, ONE_MINUS_COS};
@@ -18,12 +19,14 @@ use crate::compare::{
 use crate::dialects::{self, RenameCounts};
 use crate::formats;
 use crate::judge::policy::Policy;
+use crate::judge::state::{StateJudgement, StatePolicy};
 use crate::judge::verdict::{self, TensorVerdict};
 use crate::names::Name;
 use crate::names::renames::Renames;
 use crate::pairing::{Pair, Pairing, Selection, find, pair, settle_positions};
 use crate::report::check::{CheckReport, ForeignGlobal};
 use crate::report::{Judged, RenameUse, Report, progress};
+use crate::state::{self, TensorPair};
 
 /// The way in which two checkpoints are compared.
 pub struct CompareOptions {
@@ -158,6 +161,8 @@ pub fn compare(
         let facts = Facts::of([&a, &b]);
         options.causes(&pairing.pairs, &mut tensors, [&a, &b], &facts)
     });
+    let state = sides_all(&a, &b, |side| side.origin.sections.contains(&Section::State))
+        .then(|| compare_state([&a, &b], &options.policy.state));
     for (side, catalog) in Side::BOTH.into_iter().zip([&a, &b]) {
         check_unchanged(catalog, Some(side), "compare")?;
     }
@@ -169,13 +174,16 @@ pub fn compare(
     let diverged = tensors.iter().flat_map(|judged| &judged.tensor.replicas);
     let has_diverged = diverged.into_iter().any(ReplicaDifference::is_divergence);
     let judgements = tensors.iter().map(|judged| &judged.judgement);
+    let is_tensorless = sides_all(&a, &b, |side| side.origin.sections == [Section::State]);
+    let verdict = if is_tensorless {
+        verdict::without_tensors(problems)
+    } else {
+        verdict::of_all(judgements, unpaired, problems, has_diverged && !options.allow_diverged)
+    };
+    let verdict = state.as_ref().map_or(verdict, |state| verdict::with_state(verdict, state));
     Ok(Report {
-        verdict: verdict::of_all(
-            judgements,
-            unpaired,
-            problems,
-            has_diverged && !options.allow_diverged,
-        ),
+        verdict,
+        state,
         renamed_from: [&mut a, &mut b].map(|side| std::mem::take(&mut side.renamed)),
         checkpoints: [a.into(), b.into()],
         only_in: pairing.only_in,
@@ -192,6 +200,26 @@ pub fn compare(
         takes_masters: options.naming.takes_masters,
         allow_diverged: options.allow_diverged,
     })
+}
+
+fn sides_all(a: &Catalog, b: &Catalog, is: impl Fn(&Catalog) -> bool) -> bool {
+    is(a) && is(b)
+}
+
+/// Compares the state of two runs, the tensors in it by the kernel.
+fn compare_state([a, b]: [&Catalog; 2], policy: &StatePolicy) -> StateJudgement {
+    let found = state::compare([&a.kept, &b.kept]);
+    let pair = |tensors: &TensorPair| Pair {
+        name: Name::new(tensors.path.as_str()),
+        sides: tensors.sides.each_ref().map(|tensor| (**tensor).clone()),
+        rows_left_out: [0, 0],
+        tied_side: None,
+    };
+    let pairs: Vec<Pair> = found.tensors.iter().map(pair).collect();
+    let files = [&a.files, &b.files];
+    let compared = compared::compare(&pairs, |_| Wanted::default(), files, &AtomicU64::new(0));
+    let tensors: Vec<_> = found.tensors.into_iter().zip(compared).collect();
+    policy.judge(found.compared, found.differences, &tensors)
 }
 
 /// Agrees on names and pairs the tensors of two checkpoints; the counts are those of the user's renames.

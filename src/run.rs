@@ -24,11 +24,13 @@ use crate::catalog::{Catalog, Problem, Section};
 use crate::cli::{Cli, Command, CompareArgs};
 use crate::compare::metrics;
 use crate::formats::{self, OpenOptions};
-use crate::judge::policy::{Policy, Rule, Rules};
+use crate::judge::policy::{Policy, Rules};
+use crate::judge::state::StatePolicy;
 use crate::judge::verdict::Verdict;
 use crate::pairing::{Globs, Selection};
 use crate::pipeline::{self, CompareOptions};
-use crate::report::{Report, Style, problems};
+use crate::report::{Report, Style, problems, profile};
+use crate::state::Profile;
 
 use self::outputs::Outputs;
 use self::result::check_stdout;
@@ -39,6 +41,10 @@ use self::result::check_stdout;
 /// Whatever kept the command from being done; a difference is no error.
 pub fn run(cli: &Cli) -> Result<u8> {
     match &cli.command {
+        Command::Compare(args) if args.explain_profile => {
+            on_screen(|out| profile::write(args.profile, cli.style(), out))?;
+            Ok(0)
+        }
         Command::Compare(args) => run_compare(args, [cli.style(), cli.error_style()]),
         Command::Check(args) => check::run(args, cli.style()),
         Command::Report(args) => report::run(args),
@@ -105,17 +111,18 @@ fn compare_options(args: &CompareArgs) -> Result<CompareOptions> {
 
 /// The bounds by flags, and the rules of a file.
 fn policy(args: &CompareArgs) -> Result<Policy> {
-    let rules = args.rules_file.as_deref().map(read_rules).transpose()?;
-    Ok(Policy { bounds: args.judging.bounds(), rules: rules.unwrap_or_default() })
+    let read = args.rules_file.as_deref().map(read_rules).transpose()?;
+    let Rules { rules, ignored_state } = read.unwrap_or_default();
+    let state = StatePolicy { profile: args.profile, ignore: ignored_state };
+    Ok(Policy { bounds: args.judging.bounds(), rules, state })
 }
 
 /// Most bytes of a rules file.
 const RULES_FILE: u64 = 1 << 20;
 
-fn read_rules(path: &Path) -> Result<Vec<Rule>> {
+fn read_rules(path: &Path) -> Result<Rules> {
     let text = names::read_text(path, "rules", RULES_FILE)?;
-    let rules: Rules = text.parse().with_context(|| path.display().to_string())?;
-    Ok(rules.0)
+    text.parse().with_context(|| path.display().to_string())
 }
 
 fn compared(args: &CompareArgs, outputs: &Outputs<'_>) -> Result<Report> {
@@ -136,7 +143,11 @@ fn compared(args: &CompareArgs, outputs: &Outputs<'_>) -> Result<Report> {
 /// Opens one side as the command line says.
 fn open(side: Side, args: &CompareArgs) -> Result<Catalog> {
     let path = [&args.a, &args.b][side];
-    open_side(side, path, args.input.options(side, &[Section::Model]), args.names.masters)
+    let sections = match args.profile {
+        Profile::Weights => &[Section::Model][..],
+        Profile::Resume | Profile::Strict => &Section::ALL,
+    };
+    open_side(side, path, args.input.options(side, sections), args.names.masters)
 }
 
 /// Opens one side, with its masters where they are to be compared and there are some; every line of an error names it. A section
@@ -149,14 +160,16 @@ fn open_side(
 ) -> Result<Catalog> {
     let asked = options.sections.clone();
     if takes_masters {
-        options.sections = Section::ALL.to_vec();
+        options.sections.extend(Section::OF_TENSORS);
+        options.sections.sort();
+        options.sections.dedup();
     }
     let mut catalog = formats::open(path, &options).map_err(|error| {
         let causes = format!("{:#}", anyhow::Error::from(error));
         let lines = causes.lines().map(|line| format!("{side}: {line}"));
         anyhow::Error::msg(lines.collect::<Vec<_>>().join("\n"))
     })?;
-    let is_absent = |section: &&Section| catalog.count(**section) == 0;
+    let is_absent = |section: &&Section| !formats::has_section(&catalog, **section);
     if let Some(section) = asked.iter().find(is_absent)
         && catalog.problems.is_empty()
     {

@@ -104,6 +104,8 @@ pub struct Limits {
     pub state_value: usize,
     /// Levels of lists and dicts in a run's state: optimizers nest groups in lists in dicts.
     pub state_depth: usize,
+    /// Bytes of what one file keeps of a run, key paths included, where all of it is compared.
+    pub state_bytes: usize,
     /// Objects of a distributed checkpoint that are read.
     pub objects: usize,
     /// Bytes of an index of safetensors files: ten times the longest known one, of a model with 140,000 tensors.
@@ -225,6 +227,7 @@ pub const LIMITS: Limits = Limits {
     state_entries: 256,
     state_value: 1 << 20,
     state_depth: 8,
+    state_bytes: 256 << 20,
     objects: 1 << 16,
     index_bytes: 160 << 20,
     index_files: 1 << 16,

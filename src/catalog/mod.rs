@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use crate::base::limits::LIMITS;
 use crate::base::plain::PlainValue;
 use crate::names::{Name, Naming};
+use crate::state::KeptState;
 use crate::storage::{FileSet, Region};
 use crate::tensor::{LogicalTensor, Merge};
 
@@ -36,6 +37,8 @@ pub struct Catalog {
     pub renamed: BTreeMap<Name, Name>,
     /// The state of the run beside its tensors.
     pub state: RunState,
+    /// All that is kept beside tensors, by key path, where it was to be read.
+    pub kept: KeptState,
     /// Arguments of the run that its reader was given, which win over those of the checkpoint.
     pub given: Vec<(String, PlainValue)>,
     /// Tensors that files of the checkpoint say there are.
@@ -100,18 +103,23 @@ pub enum Extent {
     Part,
 }
 
-/// A part of a checkpoint: the model or its optimizer.
+/// A part of a checkpoint: the model, its optimizer, the state of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Section {
     /// The weights.
     Model,
     /// The state of the optimizer: `optimizer.<state>.<name of the weight>`, masters as state `fp32_param`.
     Optimizer,
+    /// What is kept beside tensors: arguments, parameter groups, schedules, random states.
+    State,
 }
 
 impl Section {
     /// All of them, in the order of the checkpoint.
-    pub const ALL: [Self; 2] = [Self::Model, Self::Optimizer];
+    pub const ALL: [Self; 3] = [Self::Model, Self::Optimizer, Self::State];
+
+    /// Those that are tensors under names.
+    pub const OF_TENSORS: [Self; 2] = [Self::Model, Self::Optimizer];
 
     /// The section of a tensor of this name.
     #[must_use]
@@ -125,6 +133,7 @@ impl Section {
         match self {
             Self::Model => "model weights",
             Self::Optimizer => "optimizer state",
+            Self::State => "state of the run",
         }
     }
 
@@ -134,6 +143,7 @@ impl Section {
         match self {
             Self::Model => "model",
             Self::Optimizer => "optimizer",
+            Self::State => "state",
         }
     }
 }
@@ -168,6 +178,7 @@ impl Catalog {
             positions: BTreeSet::new(),
             renamed: BTreeMap::new(),
             state: RunState::default(),
+            kept: KeptState::default(),
             given: Vec::new(),
             listings: Vec::new(),
             problems: Vec::new(),
@@ -175,6 +186,14 @@ impl Catalog {
             notes: Vec::new(),
             tiling_steps: LIMITS.tiling_pairs,
         }
+    }
+
+    /// Forgets all tensors, and what is expected of them.
+    pub fn forget_tensors(&mut self) {
+        self.tensors.clear();
+        self.tied.clear();
+        self.positions.clear();
+        self.listings.clear();
     }
 
     /// Number of tensors in a section.

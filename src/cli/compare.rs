@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::{PathBufValueParser, TypedValueParser};
+use clap::builder::{ArgPredicate, PathBufValueParser, PossibleValuesParser, TypedValueParser};
 use clap_complete::engine::ArgValueCandidates;
 use globset::Glob;
 
 use crate::judge::bounds::{Bounds, MetricBound, magnitude};
 use crate::report::{Form, View};
+use crate::state::Profile;
 
 use super::completions::metrics;
 use super::report::{SummaryOf, report};
@@ -24,18 +25,32 @@ Examples:
   ckptcmp compare a b --by-layer --rows 50       each layer, and more of the worst tensors
   ckptcmp compare a b --include '*.mlp.*'        only some tensors
   ckptcmp compare a b --section model,optimizer  the optimizer's state too
+  ckptcmp compare a b --profile resume           all that a resumed run depends on
   ckptcmp compare a b --metrics rel_l2,max_abs   more keys in the JSON
   ckptcmp compare fp32 bf16 --allow-cast         exact casts pass
   ckptcmp compare a b --rtol 1e-3 --atol 1e-6    a tolerance for each element
   ckptcmp compare a b --max rel_l2=1e-4          a bound on a metric";
+
+/// The flag that needs no checkpoints.
+const NO_PATHS: &str = "explain_profile";
+
+fn profile_names() -> impl TypedValueParser<Value = Profile> {
+    let names = PossibleValuesParser::new(Profile::ALL.map(Profile::name));
+    names.map(|name| {
+        let found = Profile::ALL.into_iter().find(|profile| profile.name() == name);
+        found.unwrap_or_default()
+    })
+}
 
 /// Arguments of `compare`.
 #[derive(Debug, Args)]
 #[command(help_template = help_template(EXAMPLES, EXIT_CODES))]
 pub struct CompareArgs {
     /// First checkpoint: a save folder, an iteration's folder, a rank's folder or a file
+    #[arg(required = false, required_unless_present = NO_PATHS, default_value_if(NO_PATHS, ArgPredicate::IsPresent, "-"))]
     pub a: PathBuf,
     /// Second checkpoint; relative metrics are relative to it
+    #[arg(required = false, required_unless_present = NO_PATHS, default_value_if(NO_PATHS, ArgPredicate::IsPresent, "-"))]
     pub b: PathBuf,
     /// File for the JSON result; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "./ckpt_similarity.json")]
@@ -66,6 +81,12 @@ pub struct CompareArgs {
     /// Names that tensors get before they are compared
     #[command(flatten)]
     pub names: NameArgs,
+    /// What is compared: weights (the model), resume (everything but what a resume may change), strict (everything)
+    #[arg(long, value_name = "NAME", help_heading = "Selection", default_value = "weights", value_parser = profile_names())]
+    pub profile: Profile,
+    /// Print what the profiles compare, and the keys of state that resume ignores, each with its reason
+    #[arg(long, help_heading = "Selection")]
+    pub explain_profile: bool,
     /// Bounds that tensors have to hold
     #[command(flatten)]
     pub judging: JudgingArgs,

@@ -117,7 +117,8 @@ fn subcommands() -> Vec<CompletionCandidate> {
 
 /// The sections for completion.
 pub(super) fn sections() -> Vec<CompletionCandidate> {
-    Section::ALL.map(|section| CompletionCandidate::new(section.name())).into()
+    let names = Section::ALL.into_iter().map(Section::name).chain(["all"]);
+    names.map(CompletionCandidate::new).collect()
 }
 
 /// The metrics for completion.

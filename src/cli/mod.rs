@@ -117,9 +117,10 @@ pub struct InputArgs {
     /// Read as this format instead of detecting it
     #[arg(long, value_name = "FORMAT", help_heading = "Input", value_parser = format_names())]
     format: Option<String>,
-    /// Sections to read, comma-separated: model, optimizer. By default compare reads the model, other commands both
+    /// Sections to read, comma-separated: model, optimizer, state (what is kept beside tensors, for compare), or all. By default
+    /// compare reads what its profile says, other commands all tensors
     #[arg(long = "section", value_name = "NAMES", help_heading = "Input", value_delimiter = ',', value_parser = section, add = ArgValueCandidates::new(completions::sections))]
-    sections: Vec<Section>,
+    sections: Vec<SectionArg>,
     /// Set an argument of the training run that the checkpoint lacks or has wrong, e.g. num_experts=8; a:NAME=VALUE or
     /// b:NAME=VALUE for one side only; may be repeated
     #[arg(long = "set", value_name = "[SIDE:]NAME=VALUE", help_heading = "Input")]
@@ -139,7 +140,14 @@ impl InputArgs {
     /// The sections to read: those asked for, or else these.
     #[must_use]
     pub fn sections(&self, otherwise: &[Section]) -> Vec<Section> {
-        if self.sections.is_empty() { otherwise.to_vec() } else { self.sections.clone() }
+        let asked = self.sections.iter().flat_map(|one| match one {
+            SectionArg::All => Section::ALL.to_vec(),
+            SectionArg::One(section) => vec![*section],
+        });
+        let mut asked: Vec<Section> = asked.collect();
+        asked.sort();
+        asked.dedup();
+        if asked.is_empty() { otherwise.to_vec() } else { asked }
     }
 
     /// The arguments supplied for a side.
@@ -165,10 +173,21 @@ impl InputArgs {
     }
 }
 
-fn section(text: &str) -> Result<Section, String> {
+/// A section, or all of them.
+#[derive(Debug, Clone, Copy)]
+enum SectionArg {
+    All,
+    One(Section),
+}
+
+fn section(text: &str) -> Result<SectionArg, String> {
+    if text == "all" {
+        return Ok(SectionArg::All);
+    }
     let all = Section::ALL.map(Section::name).join(", ");
     let found = Section::ALL.into_iter().find(|section| section.name() == text);
-    found.ok_or_else(|| format!("no section is called {text}: there are {all}"))
+    let found = found.map(SectionArg::One);
+    found.ok_or_else(|| format!("no section is called {text}: there are {all}, all"))
 }
 
 fn replicas(text: &str) -> Result<Merge, &'static str> {

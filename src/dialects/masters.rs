@@ -30,7 +30,7 @@ fn take_of(side: &mut Catalog) -> bool {
         let Some(weight) = name.as_str().strip_prefix(MASTER).map(Name::new) else {
             match Section::of(name.as_str()) {
                 Section::Model => drop(side.tensors.entry(name).or_insert(entry)),
-                Section::Optimizer => others += 1,
+                Section::Optimizer | Section::State => others += 1,
             }
             continue;
         };
@@ -48,7 +48,7 @@ fn take_of(side: &mut Catalog) -> bool {
         tied.copy = None;
     }
     side.positions.retain(is_of_model);
-    side.origin.sections.retain(|section| *section == Section::Model);
+    side.origin.sections.retain(|section| *section != Section::Optimizer);
     if others > 0 {
         side.origin.unread.insert(Section::Optimizer, Some(others));
     }

@@ -32,6 +32,7 @@ mod model_config;
 mod nest;
 mod probe;
 mod roots;
+mod run_state;
 mod state;
 mod torch_file;
 mod walk;
@@ -48,6 +49,7 @@ pub use error::{MissingFile, MissingShard, OpenError};
 pub use format::{Format, OpenOptions};
 pub use identity::ForeignFile;
 pub use leftovers::leftovers;
+pub use run_state::has_section;
 
 use probe::Probe;
 use roots::Choice;
@@ -73,7 +75,45 @@ pub static FORMATS: &[Format] = &[
 /// [`OpenError`] where there is no checkpoint, or one that cannot be put together. Single tensors
 /// that cannot be read are among the catalog's problems instead.
 pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Catalog, OpenError> {
-    let named_path = path.as_ref();
+    let path = path.as_ref();
+    if !options.wants(Section::State) {
+        return open_tensors(path, options);
+    }
+    // What is state shows only beside all that is none.
+    let all = OpenOptions { sections: Section::OF_TENSORS.to_vec(), ..options.clone() };
+    let whole = open_tensors(path, &all)?;
+    let has_all = Section::OF_TENSORS.iter().all(|section| options.wants(*section));
+    let mut catalog = match options.sections[..] {
+        [Section::State] => {
+            let mut rest = open_tensors(path, &all)?;
+            rest.forget_tensors();
+            run_state::read(&mut rest, Some(&whole));
+            rest
+        }
+        _ if has_all => {
+            let mut catalog = whole;
+            run_state::read(&mut catalog, None);
+            catalog
+        }
+        _ => {
+            let sections = options.sections.iter().copied().filter(|one| *one != Section::State);
+            let tensors = OpenOptions { sections: sections.collect(), ..options.clone() };
+            let mut catalog = open_tensors(path, &tensors)?;
+            run_state::read(&mut catalog, Some(&whole));
+            catalog
+        }
+    };
+    catalog.origin.sections.clone_from(&options.sections);
+    catalog.origin.unread.remove(&Section::State);
+    if catalog.kept.has_optimizer() && options.wants(Section::Optimizer) {
+        // Its tensors are compared as state.
+        catalog.origin.unread.remove(&Section::Optimizer);
+    }
+    Ok(catalog)
+}
+
+/// Opens a checkpoint for its tensors.
+fn open_tensors(named_path: &Path, options: &OpenOptions) -> Result<Catalog, OpenError> {
     let folder = folder_of_index(named_path).filter(|_| options.format.is_none());
     let path = folder.unwrap_or(named_path);
     let forced = options.format.as_deref().map(named).transpose()?;
@@ -87,6 +127,9 @@ pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Catalog, Op
     catalog.given.clone_from(&options.run_args);
     if catalog.origin.resolved.as_os_str().is_empty() {
         catalog.origin.resolved = root.path;
+    }
+    if !catalog.state.is_empty() {
+        catalog.origin.unread.insert(Section::State, None);
     }
     // What no single file is to blame for is the checkpoint's.
     for problem in &mut catalog.problems {

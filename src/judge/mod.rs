@@ -3,4 +3,5 @@
 pub mod bounds;
 pub mod policy;
 mod rules_file;
+pub mod state;
 pub mod verdict;

@@ -13,6 +13,7 @@ use crate::pairing::Pairing;
 
 use super::bounds::Bounds;
 use super::rules_file;
+use super::state::{StateGlobs, StatePolicy};
 
 /// A list of rules of which the first that matches a name decides, and bounds that go before those of any rule.
 #[derive(Debug, Clone, Default)]
@@ -21,6 +22,8 @@ pub struct Policy {
     pub bounds: Bounds,
     /// The rules, the first that matches decides.
     pub rules: Vec<Rule>,
+    /// The state that may differ.
+    pub state: StatePolicy,
 }
 
 /// A rule about the tensors of some names.
@@ -69,15 +72,20 @@ pub(super) fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// The rules of a file, in TOML.
-#[derive(Debug)]
-pub struct Rules(pub Vec<Rule>);
+#[derive(Debug, Default)]
+pub struct Rules {
+    /// The rules about tensors.
+    pub rules: Vec<Rule>,
+    /// Key paths of state that are ignored.
+    pub ignored_state: StateGlobs,
+}
 
 impl FromStr for Rules {
     type Err = RulesError;
 
     /// Reads the text of a rules file.
     fn from_str(text: &str) -> Result<Self, RulesError> {
-        rules_file::parse(text).map(Self)
+        rules_file::parse(text)
     }
 }
 

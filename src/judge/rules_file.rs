@@ -5,6 +5,9 @@
 //! match = ["decoder.layers.*.mlp.*"]    # globs over canonical names
 //! rtol = 1e-3
 //! max = { rel_l2 = 1e-4 }
+//!
+//! [state]
+//! ignore = ["args.tensorboard_dir"]      # globs over key paths
 //! ```
 
 use std::collections::BTreeMap;
@@ -16,7 +19,8 @@ use toml::Spanned;
 use crate::base::side::Side;
 
 use super::bounds::{Bounds, MetricBound, magnitude};
-use super::policy::{Rule, RulesError, line_of};
+use super::policy::{Rule, Rules, RulesError, line_of};
+use super::state::StateGlobs;
 
 /// The file as it is written.
 #[derive(Debug, Deserialize)]
@@ -24,6 +28,15 @@ use super::policy::{Rule, RulesError, line_of};
 struct File {
     #[serde(default)]
     rule: Vec<Spanned<Table>>,
+    #[serde(default)]
+    state: State,
+}
+
+/// `[state]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct State {
+    ignore: Option<Spanned<OneOrMore>>,
 }
 
 /// One `[[rule]]`.
@@ -53,6 +66,15 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
+impl OneOrMore {
+    fn into_list(self) -> Vec<String> {
+        match self {
+            Self::One(glob) => vec![glob],
+            Self::More(globs) => globs,
+        }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Tolerance {
@@ -71,20 +93,26 @@ enum Missing {
 ///
 /// # Errors
 /// The first place that is no such file, or a value that is none.
-pub(super) fn parse(text: &str) -> Result<Vec<Rule>, RulesError> {
+pub(super) fn parse(text: &str) -> Result<Rules, RulesError> {
     let file: File = toml::from_str(text)
         .map_err(|error| RulesError::at(text, error.span(), error.message()))?;
-    file.rule.into_iter().map(|table| rule(text, table)).collect()
+    let ignored_state = match file.state.ignore {
+        None => StateGlobs::default(),
+        Some(globs) => {
+            let place = globs.span();
+            StateGlobs::new(globs.into_inner().into_list())
+                .map_err(|error| RulesError::at(text, Some(place), error.to_string()))?
+        }
+    };
+    let rules = file.rule.into_iter().map(|table| rule(text, table));
+    Ok(Rules { rules: rules.collect::<Result<_, _>>()?, ignored_state })
 }
 
 fn rule(text: &str, table: Spanned<Table>) -> Result<Rule, RulesError> {
     let line = line_of(text, table.span().start);
     let table = table.into_inner();
     let globs_place = table.globs.span();
-    let globs = match table.globs.into_inner() {
-        OneOrMore::One(glob) => vec![glob],
-        OneOrMore::More(globs) => globs,
-    };
+    let globs = table.globs.into_inner().into_list();
     if globs.is_empty() {
         return Err(RulesError::at(text, Some(globs_place), "no name to match"));
     }
@@ -143,7 +171,7 @@ mod tests {
     fn a_rule_has_bounds_and_exceptions() {
         let text = "# two\n\n[[rule]]\nmatch = 'a.*'\nrtol = 1e-3\nmax = { rel_l2 = 0.5, differing = 3 }\n\
                     [[rule]]\nmatch = ['b', 'c.*']\ntolerance = 'torch'\nallow-missing = 'both'\nrequired = true\n";
-        let rules = parse(text).unwrap();
+        let rules = parse(text).unwrap().rules;
         assert_eq!(rules.iter().map(|rule| rule.line).collect::<Vec<_>>(), [3, 7]);
         let [first, second] = &rules[..] else { unreachable!() };
         assert!(first.names.is_match("a.b.c") && !first.names.is_match("b"));

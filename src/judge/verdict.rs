@@ -5,6 +5,7 @@ use crate::compare::{Outcome, ReplicaDifference, TensorCheck, TensorComparison};
 use crate::kernel::Stats;
 
 use super::bounds::Bounds;
+use super::state::StateJudgement;
 
 /// The verdict on one tensor, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -222,6 +223,22 @@ pub fn of_all<'a>(
     let worst = judgements.into_iter().map(Judgement::on_all).max();
     let Some(worst) = worst.filter(|_| problems == 0) else { return Verdict::Trouble };
     if unpaired > 0 || has_diverged { worst.max(Verdict::Different) } else { worst }
+}
+
+/// Judges a comparison that no tensor takes part in.
+#[must_use]
+pub fn without_tensors(problems: usize) -> Verdict {
+    if problems == 0 { Verdict::Identical } else { Verdict::Trouble }
+}
+
+/// The verdict on a comparison of which this is true of the tensors, and this of the state of the run.
+#[must_use]
+pub fn with_state(tensors: Verdict, state: &StateJudgement) -> Verdict {
+    match state {
+        state if !state.unread.is_empty() || state.compared == 0 => Verdict::Trouble,
+        state if !state.differences.is_empty() => tensors.max(Verdict::Different),
+        _ => tensors,
+    }
 }
 
 impl Judgement {

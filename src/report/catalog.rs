@@ -43,7 +43,7 @@ pub fn write_screen(catalog: &Catalog, style: Style, out: &mut dyn Write) -> io:
         format!("{}, {} elements", counted(catalog.tensors.len(), "tensor"), grouped(elements));
     writeln!(out, "{}", row("tensors", &tensors))?;
     let count = |section: Section| (section.name(), catalog.count(section));
-    let sections = Section::ALL.map(count).into_iter().filter(|(_, count)| *count > 0);
+    let sections = Section::OF_TENSORS.map(count).into_iter().filter(|(_, count)| *count > 0);
     let sections: Vec<String> = sections.map(|(name, count)| format!("{name} {count}")).collect();
     if sections.len() > 1 {
         writeln!(out, "{}", row("sections", &sections.join(", ")))?;

@@ -11,9 +11,11 @@ pub mod html;
 mod json;
 pub mod layers;
 pub mod problems;
+pub mod profile;
 pub mod progress;
 pub mod rules;
 mod screen;
+mod state;
 mod style;
 mod totals;
 mod units;
@@ -26,11 +28,12 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::catalog::{Catalog, Origin, Problem};
+use crate::catalog::{Catalog, Origin, Problem, Section};
 use crate::causes::Causes;
 use crate::compare::metrics::Metric;
 use crate::compare::{Suggestions, TensorComparison};
 use crate::judge::policy::{Excused, Policy, UnusedRule};
+use crate::judge::state::StateJudgement;
 use crate::judge::verdict::{Judgement, Verdict};
 use crate::names::renames::{Rename, Renames};
 use crate::names::{Name, printable};
@@ -56,6 +59,8 @@ pub struct Report {
     pub excused: Excused,
     /// Rules that decide about no tensor.
     pub unused: Vec<UnusedRule>,
+    /// The state of the run, where it was compared.
+    pub state: Option<StateJudgement>,
     /// Globs of the selection that match no name, with their flags.
     pub idle_globs: Vec<String>,
     /// The verdict on it all.
@@ -114,6 +119,12 @@ pub struct Judged {
 }
 
 impl Report {
+    /// Returns whether no tensors but those in the state were to be compared.
+    #[must_use]
+    pub fn is_of_state_alone(&self) -> bool {
+        self.checkpoints.iter().all(|side| side.origin.sections == [Section::State])
+    }
+
     fn comparisons(&self) -> impl Iterator<Item = &TensorComparison> {
         self.tensors.iter().map(|judged| &judged.tensor)
     }

@@ -9,6 +9,7 @@ use crate::names::printable;
 use crate::pairing::Selection;
 
 use super::check::CheckReport;
+use super::state;
 use super::{CheckpointReport, Report};
 
 /// Problems written in full; what breaks once often breaks in every layer.
@@ -69,7 +70,9 @@ pub(super) fn of_comparison(report: &Report) -> Vec<Vec<String>> {
         )
     });
     lines.push(unmet.collect());
-    lines.push(report.tensors.is_empty().then(|| nothing_text(report)).into_iter().collect());
+    let has_nothing = report.tensors.is_empty() && !report.is_of_state_alone();
+    lines.push(has_nothing.then(|| nothing_text(report)).into_iter().collect());
+    lines.extend(report.state.as_ref().map(state::problems));
     lines
 }
 

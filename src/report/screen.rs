@@ -39,7 +39,9 @@ pub(super) fn write(
         screen.checkpoint(checkpoint)?;
     }
     let totals = Totals::of(report);
-    writeln!(screen.out, "\n{}", compared(&totals))?;
+    if !report.is_of_state_alone() {
+        writeln!(screen.out, "\n{}", compared(&totals))?;
+    }
     if let Some(sections) = not_compared(report) {
         writeln!(screen.out, "{}", screen.style.wrapped(&format!("not compared: {sections}"), 3))?;
     }
@@ -47,9 +49,11 @@ pub(super) fn write(
     write_worst(report, &mut screen)?;
     causes::write(report, &mut screen)?;
     unpaired::write(report, &mut screen)?;
+    super::state::write(report, &mut screen)?;
     write_replicas(report, &mut screen)?;
     write_non_finite(report, &mut screen)?;
     let mut remarks = remarks(report, screen.view.rows);
+    remarks.extend(super::state::remarks(report));
     let name = |path: &&Path| path.strip_prefix(".").unwrap_or(path).display().to_string();
     remarks.extend(written.iter().map(|path| format!("wrote {}", printable(&name(path)))));
     if !remarks.is_empty() {
@@ -318,6 +322,14 @@ fn policy_remarks(report: &Report, rows: usize) -> Vec<String> {
 
 /// The closing line.
 pub(super) fn closing(report: &Report, totals: &Totals, style: Style) -> String {
+    if report.is_of_state_alone() {
+        return super::state::closing_alone(report, style);
+    }
+    of_tensors(report, totals, style) + &super::state::closing(report)
+}
+
+/// The closing line as far as tensors go.
+fn of_tensors(report: &Report, totals: &Totals, style: Style) -> String {
     let total = counted(totals.tensors, "tensor");
     let of = |verdict| grouped(totals.with(verdict) as u64);
     match report.verdict {

@@ -28,7 +28,9 @@ pub(super) fn run(args: &CheckArgs, style: Style) -> Result<u8> {
 }
 
 fn checked(args: &CheckArgs) -> Result<CheckReport> {
-    let catalog = formats::open(&args.path, &args.input.options(Side::A, &Section::ALL))?;
+    let mut options = args.input.options(Side::A, &Section::OF_TENSORS);
+    options.sections.retain(|section| *section != Section::State);
+    let catalog = formats::open(&args.path, &options)?;
     let options = CheckOptions {
         verifies_sums: !args.no_crc,
         fails_on_globals: args.fail_on.contains(&FailOn::Globals),

@@ -15,10 +15,12 @@ use super::{names, on_screen, open_side, read_rules};
 
 pub(super) fn run(args: &ExplainRulesArgs, style: Style) -> Result<u8> {
     check_stdout()?;
-    let policy = Policy { bounds: args.judging.bounds(), rules: read_rules(&args.rules_file)? };
+    let rules = read_rules(&args.rules_file)?.rules;
+    let policy = Policy { bounds: args.judging.bounds(), rules, ..Policy::default() };
     let naming = names::options(&args.names)?;
     let open = |side, path| {
         let mut options = args.input.options(side, &[Section::Model]);
+        options.sections.retain(|section| *section != Section::State);
         options.no_values = true;
         open_side(side, path, options, args.names.masters)
     };

@@ -14,7 +14,8 @@ use super::result::{check_stdout, to_stdout};
 
 pub(super) fn run(args: &InspectArgs, style: Style) -> Result<u8> {
     check_stdout()?;
-    let options = args.input.options(Side::A, &Section::ALL);
+    let mut options = args.input.options(Side::A, &Section::OF_TENSORS);
+    options.sections.retain(|section| *section != Section::State);
     let opened = formats::open(&args.path, &OpenOptions { no_values: true, ..options })?;
     pipeline::check_unchanged(&opened, None, "inspect")?;
     match args.json {

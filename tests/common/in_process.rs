@@ -12,7 +12,7 @@ use ckptcmp::pairing::{Pair, Pairing, Selection, pair};
 
 /// Opens all sections of a checkpoint.
 pub(crate) fn open(path: &Path) -> Result<Catalog, Box<OpenError>> {
-    let options = OpenOptions { sections: Section::ALL.to_vec(), ..OpenOptions::default() };
+    let options = OpenOptions { sections: Section::OF_TENSORS.to_vec(), ..OpenOptions::default() };
     formats::open(path, &options).map_err(Box::new)
 }
 

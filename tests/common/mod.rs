@@ -199,7 +199,7 @@ pub(crate) fn replace(folder: &Path, from: &[u8], to: &[u8]) -> usize {
 }
 
 /// Makes the sums of the stored entries of zip archives, one after another, those of their bytes; leaves other files as they are.
-fn sum_again(mut bytes: &mut [u8]) {
+pub(crate) fn sum_again(mut bytes: &mut [u8]) {
     while bytes.starts_with(b"PK\x03\x04")
         && let Some(end) = bytes.windows(4).position(|part| part == b"PK\x05\x06")
         && end + 22 <= bytes.len()

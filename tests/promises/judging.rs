@@ -20,7 +20,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn allowing_casts() -> Policy {
-    Policy { bounds: Bounds { allow_cast: Some(true), ..Bounds::default() }, rules: Vec::new() }
+    Policy { bounds: Bounds { allow_cast: Some(true), ..Bounds::default() }, ..Policy::default() }
 }
 
 /// The bytes of a safetensors file, and where each tensor lies in it.
@@ -80,7 +80,7 @@ fn tolerances_hold_as_numpy_and_torch_have_them() {
     let [a, b] = ["close-a.safetensors", "close-b.safetensors"].map(fixture);
     let text = std::fs::read_to_string(fixture("close.toml")).unwrap();
     let rules: Rules = text.parse().unwrap();
-    let report = judged(&a, &b, Policy { rules: rules.0, ..Policy::default() });
+    let report = judged(&a, &b, Policy { rules: rules.rules, ..Policy::default() });
     let lists = std::fs::read_to_string(fixture("close.json")).unwrap();
     let lists: serde_json::Value = serde_json::from_str(&lists).unwrap();
     let list =
@@ -173,7 +173,11 @@ fn a_name_on_one_side_passes_only_where_a_rule_says_so() {
     let file = [&(text.len() as u64).to_le_bytes()[..], &text, &bytes[data..]].concat();
     std::fs::write(&path, file).unwrap();
     let with = |text: &str| {
-        judged(&wide, &path, Policy { rules: text.parse::<Rules>().unwrap().0, ..allowing_casts() })
+        judged(
+            &wide,
+            &path,
+            Policy { rules: text.parse::<Rules>().unwrap().rules, ..allowing_casts() },
+        )
     };
     let code = |text: &str| with(text).verdict.exit_code();
     assert_eq!(code(""), 1);

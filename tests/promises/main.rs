@@ -32,4 +32,5 @@ mod page;
 mod refusals;
 mod result_file;
 mod roots;
+mod state;
 mod unreadable;

@@ -512,8 +512,8 @@ fn inspect_reads_no_values_and_says_what_it_cannot_place() {
 fn the_screen_says_what_was_not_compared_and_that_both_sides_are_the_same_files() {
     let optimizer = fixture("layouts/gpt-small/optimizer-tp1");
     let run = compare(&optimizer, &small());
-    assert!(run.stderr.contains("B\nnot compared: optimizer\n"), "{}", run.stderr);
-    let both = ["--section", "model,optimizer"];
+    assert!(run.stderr.contains("B\nnot compared: optimizer, state\n"), "{}", run.stderr);
+    let both = ["--section", "all"];
     let run = compare_with(&optimizer, &optimizer, &both);
     assert!(!run.stderr.contains("not compared"), "{}", run.stderr);
     assert!(run.stderr.contains("\n   the same files as a\n"), "{}", run.stderr);
@@ -521,7 +521,8 @@ fn the_screen_says_what_was_not_compared_and_that_both_sides_are_the_same_files(
     assert!(!compare(&small(), &copied.path()).stderr.contains("the same files"));
     let distributed =
         ["dcp/single", "torch_dist/flattened/torch_dist", "torch_dist/flattened/zarr"];
-    for (path, count) in distributed.into_iter().zip([" (6 tensors)", "", ""]) {
+    for (path, count) in distributed.into_iter().zip([" (6 tensors), state", ", state", ", state"])
+    {
         let run = compare(&fixture(path), &fixture(path));
         let line = format!("\nnot compared: optimizer{count}\n");
         assert!(run.stderr.contains(&line), "{path}: {}", run.stderr);

@@ -115,7 +115,7 @@ impl<'a> Whole<'a> {
         }
         let parts = match section {
             Section::Model => &mut self.model,
-            Section::Optimizer => &mut self.optimizer,
+            Section::Optimizer | Section::State => &mut self.optimizer,
         };
         let parts = parts.entry(Name::new(name)).or_default();
         if parts.iter().any(|other| other.rank == part.rank) {

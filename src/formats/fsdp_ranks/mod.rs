@@ -186,7 +186,9 @@ fn add_section(
         .zip(0..paths.len())
         .map(|(file, rank)| match section {
             Section::Model => RankFile::read_model(files, file, rank as u64),
-            Section::Optimizer => RankFile::read_optimizer(files, file, rank as u64),
+            Section::Optimizer | Section::State => {
+                RankFile::read_optimizer(files, file, rank as u64)
+            }
         })
         .in_order()?;
     let (ranks, groups): (Vec<RankFile>, Vec<_>) = read.into_iter().unzip();

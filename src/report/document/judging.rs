@@ -31,6 +31,10 @@ pub struct Options {
     pub masters: bool,
     /// Copies that disagree are no difference.
     pub allow_diverged: bool,
+    /// The profile.
+    pub profile: Word,
+    /// Key paths of state that rules ignore.
+    pub ignored_state: Vec<String>,
 }
 
 /// Bounds; null where nothing is said.
@@ -92,6 +96,8 @@ impl Options {
             map: report.renames.iter().map(Rename::of).collect(),
             masters: report.takes_masters,
             allow_diverged: report.allow_diverged,
+            profile: report.policy.state.profile.name().into(),
+            ignored_state: report.policy.state.ignore.texts().to_vec(),
         }
     }
 }

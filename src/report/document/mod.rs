@@ -7,6 +7,7 @@ mod causes;
 mod judging;
 mod naming;
 mod reading;
+mod state;
 mod tensors;
 
 use std::borrow::Cow;
@@ -29,6 +30,7 @@ pub use causes::{Cause, Causes};
 pub use judging::{Bounds, Options, Rule, UnusedRule};
 pub use naming::{Partners, Rename, Suggested};
 pub use reading::ReadError;
+pub use state::{IgnoredDifference, State, StateDifference, UnreadState};
 pub use tensors::{Broken, Cast, Metrics, Replica, Tensor, Unread, Weak, Worst};
 
 /// The `$id` of the schema; it changes where something changes that was there before.
@@ -106,6 +108,8 @@ pub struct Document {
     pub unused_rules: Option<Vec<UnusedRule>>,
     /// Globs of the selection that match no name.
     pub unused_globs: Option<Vec<String>>,
+    /// The state of the run, where it was compared.
+    pub state: Option<State>,
 }
 
 /// The program that wrote a document.
@@ -242,6 +246,7 @@ impl Document {
             }),
             unused_rules: Some(report.unused.iter().map(UnusedRule::of).collect()),
             unused_globs: Some(report.idle_globs.clone()),
+            state: report.state.as_ref().map(State::of),
             ..Self::bare(report.verdict, exit_zero)
         })
     }
@@ -298,6 +303,7 @@ impl Document {
             excused: None,
             unused_rules: None,
             unused_globs: None,
+            state: None,
         }
     }
 }
