@@ -204,13 +204,16 @@ pub fn relate(
     let sides = [(Side::A, a), (Side::B, b)]
         .map(|(side, tensor)| SideReader::merging(side_files(side), tensor));
     let pass = TensorPass::new(sides, unit_bytes(bytes(b)));
-    let scan = Scan {
+    let mut scan = Scan {
         pass: &pass,
         question,
         shape: matrix(b.shape()),
         // One bit for each relation that may still hold.
         holding: AtomicU64::new(mask(question.relations.len())),
+        wants_places: true,
+        wants_values: true,
     };
+    let mut values = [BTreeSet::new(), BTreeSet::new()];
     let numel = b.numel();
     let blocks = numel.div_ceil(BLOCK as u64);
     if blocks > 2 * PROBES {
@@ -223,13 +226,19 @@ pub fn relate(
         if !scan.goes_on(&seen) {
             return Ok(Answer::default());
         }
+        scan.wants_places = (question.may_be_extent)(&seen.rows, &seen.columns);
+        scan.wants_values = seen.distinct.iter().any(|values| values.len() < ENOUGH_VALUES);
+        values = seen.distinct;
     }
     let seen = scan.over(&pass.units().collect::<Vec<_>>())?;
     let holding = scan.holding.load(Ordering::Relaxed);
-    let is_extent = (question.may_be_extent)(&seen.rows, &seen.columns);
+    let is_extent = scan.wants_places && (question.may_be_extent)(&seen.rows, &seen.columns);
+    if scan.wants_values {
+        values = seen.distinct;
+    }
     Ok(Answer {
         holding: (0..question.relations.len()).filter(|at| holding >> at & 1 == 1).collect(),
-        distinct: seen.distinct.each_ref().map(BTreeSet::len),
+        distinct: values.each_ref().map(BTreeSet::len),
         outliers: seen.outliers,
         extent: is_extent.then_some([seen.rows, seen.columns]),
     })
@@ -246,13 +255,17 @@ struct Scan<'s, 'a> {
     /// Rows and columns.
     shape: [u64; 2],
     holding: AtomicU64,
+    /// The rows and columns that differ may still be an extent.
+    wants_places: bool,
+    /// Not so many different values were seen as are enough.
+    wants_values: bool,
 }
 
 impl Scan<'_, '_> {
     fn goes_on(&self, seen: &Seen) -> bool {
         self.holding.load(Ordering::Relaxed) != 0
             || self.question.counts_outliers
-            || (self.question.may_be_extent)(&seen.rows, &seen.columns)
+            || self.wants_places && (self.question.may_be_extent)(&seen.rows, &seen.columns)
     }
 
     /// Reads these ranges, as long as there is something to find out: what is false once stays so. How far it comes depends on
@@ -288,25 +301,13 @@ impl Scan<'_, '_> {
                 DenseBlock { dtype, bytes }.widen(&mut values[..count]);
             }
             let [a, b] = &values;
-            let [_, width] = self.shape;
-            let (mut row, mut next) = (start / width, start % width);
-            for (&a, &b) in a.iter().zip(b).take(count) {
-                let (in_row, column) = (row, next);
-                next += 1;
-                if next == width {
-                    (row, next) = (row + 1, 0);
+            if self.question.counts_outliers {
+                for (outliers, values) in seen.outliers.iter_mut().zip(&values) {
+                    values[..count].iter().for_each(|value| outliers.add(*value));
                 }
-                if self.question.counts_outliers {
-                    seen.outliers[0].add(a);
-                    seen.outliers[1].add(b);
-                }
-                if a == b {
-                    continue;
-                }
-                seen.rows.insert(in_row);
-                seen.columns.insert(column);
-                note(&mut seen.distinct[0], a.to_bits());
-                note(&mut seen.distinct[1], b.to_bits());
+            }
+            if self.wants_places || self.wants_values {
+                self.note([&a[..count], &b[..count]], start, seen);
             }
             for (number, (side, relation)) in self.question.relations.iter().enumerate() {
                 let holds = |(&a, &b): (&f64, &f64)| match side {
@@ -319,5 +320,27 @@ impl Scan<'_, '_> {
             }
         }
         self.holding.fetch_and(holding, Ordering::Relaxed);
+    }
+
+    /// Notes the rows, the columns and the values of elements that differ.
+    fn note(&self, [a, b]: [&[f64]; 2], start: u64, seen: &mut Seen) {
+        let [_, width] = self.shape;
+        let (mut row, mut next) = (start / width, start % width);
+        for (&a, &b) in a.iter().zip(b) {
+            let (in_row, column) = (row, next);
+            next += 1;
+            if next == width {
+                (row, next) = (row + 1, 0);
+            }
+            if a == b {
+                continue;
+            }
+            if self.wants_places {
+                seen.rows.insert(in_row);
+                seen.columns.insert(column);
+            }
+            note(&mut seen.distinct[0], a.to_bits());
+            note(&mut seen.distinct[1], b.to_bits());
+        }
     }
 }

@@ -41,6 +41,9 @@ impl Relation {
             Self::Times(factor, precision) => {
                 let Some(format) = float_format(precision) else { return false };
                 let expected = factor * other;
+                if precision == dtype && value == expected && value.is_finite() {
+                    return true;
+                }
                 let larger = expected.abs().max(value.abs());
                 let unit = power_of_two(format.unit_exponent(larger));
                 let is_one = || precision == dtype || rounded(precision, value) == value;
