@@ -174,6 +174,16 @@ fn a_difference_of_state_counts_on_the_screen_in_the_document_and_in_the_exit_co
     assert_eq!(document["state"]["differences"][0]["path"], "config.lr");
     assert_eq!(document["state"]["differences"][0]["values"], json!({"a": "0.1", "b": "0.2"}));
 
+    for (form, place) in
+        [("md", "- `config.lr: a 0.1, b 0.2`"), ("xml", ">config.lr: a 0.1, b 0.2\n")]
+    {
+        let report = b.path().with_extension(form);
+        let run = run(&["--section", "model,state", "--report", report.to_str().unwrap()]);
+        assert_eq!(run.code, 1, "{}", run.stderr);
+        let report = fs::read_to_string(report).unwrap();
+        assert!(report.contains(place), "{report}");
+    }
+
     let rules = b.path().with_extension("toml");
     fs::write(&rules, "[state]\nignore = ['config.*', 'nothing.*']\n").unwrap();
     let rules = ["--section", "model,state", "--rules", rules.to_str().unwrap()];

@@ -81,6 +81,15 @@ impl State {
 }
 
 impl StateDifference {
+    /// It in one line: `args.lr: a 0.1, b 0.2`.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let value = |value: &Option<String>| value.as_deref().unwrap_or("nothing").to_owned();
+        let (a, b) = (value(&self.values.a), value(&self.values.b));
+        let place = self.place.iter().map(|place| format!(" in {place}")).collect::<String>();
+        format!("{}{place}: a {a}, b {b}", self.path)
+    }
+
     fn of(difference: &state::Difference) -> Self {
         let state::Difference { path, place, values, kind } = difference;
         let (name, only_in, elements) = match kind {

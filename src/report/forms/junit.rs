@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use crate::names::printable;
 use crate::report::by_layer::verdict_text;
-use crate::report::document::{Document, Tensor};
+use crate::report::document::{Document, StateDifference, Tensor};
 use crate::report::layers::{Layer, Module};
 use crate::report::units::{counted, scientific};
 
@@ -121,6 +121,11 @@ fn whole(document: &Document) -> Suite {
         let copies: Vec<String> = if allowed { Vec::new() } else { copies.collect() };
         let bad = listed("replicas", false, "copy", &copies);
         cases.push(Case { name: "copies agree".to_owned(), bad });
+    }
+    if let Some(state) = &document.state {
+        let lines: Vec<String> = state.differences.iter().map(StateDifference::line).collect();
+        let bad = listed("state", false, "difference", &lines);
+        cases.push(Case { name: "state of the run".to_owned(), bad });
     }
     Suite { name: "checkpoints".to_owned(), cases }
 }

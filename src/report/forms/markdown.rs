@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use crate::names::forward::Kind;
 use crate::names::printable;
 use crate::report::by_layer::{Line, first_text, overall_lines, singly};
-use crate::report::document::{Checkpoint, Document, Replica, Tensor};
+use crate::report::document::{Cause, Checkpoint, Document, Replica, StateDifference, Tensor};
 use crate::report::fit::shortened;
 use crate::report::layers::Layer;
 use crate::report::units::{bytes, counted, grouped, scientific, shape, share};
@@ -43,6 +43,16 @@ pub(super) fn write(document: &Document, out: &mut dyn Write) -> io::Result<()> 
         write_layers(of_state, out)?;
     }
     write_worst(document, out)?;
+    if let Some(causes) = document.causes.as_ref().filter(|causes| causes.searched > 0) {
+        let lines: Vec<String> = causes.found.iter().map(Cause::line).collect();
+        writeln!(out, "## {}\n", plain(&causes.title()))?;
+        lines.iter().take(LISTED).try_for_each(|line| writeln!(out, "- {}", code(line)))?;
+        write_more(lines.len(), LISTED, out)?;
+    }
+    if let Some(state) = &document.state {
+        let lines: Vec<String> = state.differences.iter().map(StateDifference::line).collect();
+        write_list("State that differs", &lines, out)?;
+    }
     for (side, names) in document.only_in.iter().flat_map(|only_in| only_in.both()) {
         write_list(&format!("Only in {side}"), names, out)?;
     }

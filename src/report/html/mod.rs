@@ -18,7 +18,8 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::document::{
-    Causes, Checkpoint, Document, Options, Sections, Sides, Suggested, Sums, Tool, UnusedRule,
+    Causes, Checkpoint, Document, Options, Sections, Sides, State, Suggested, Sums, Tool,
+    UnusedRule,
 };
 
 use columns::Columns;
@@ -65,6 +66,7 @@ struct Data<'a> {
     unused_globs: Option<&'a [String]>,
     suggested: Option<&'a Suggested>,
     causes: Option<&'a Causes>,
+    state: Option<&'a State>,
     table: Columns<'a>,
 }
 
@@ -85,6 +87,7 @@ impl<'a> Data<'a> {
             unused_globs: document.unused_globs.as_deref(),
             suggested: document.suggested.as_ref(),
             causes: document.causes.as_ref(),
+            state: document.state.as_ref(),
             table: Columns::of(document),
         }
     }

@@ -57,6 +57,37 @@ function showCauses({ causes }) {
   );
 }
 
+/** What is kept beside the tensors: the keys that differ with both values, and what did not count. */
+function showState({ state }) {
+  if (state === null) return;
+  const value = (text) => (text === null ? "nothing" : shortened(text, 80));
+  const row = ({ path, place, values }) => [shortened(path, 80), place ?? "", value(values.a), value(values.b)];
+  const { differences, ignored, unread } = state;
+  const count = `${counted(state.compared, "key")} compared, ${grouped(differences.length)} of them differ`;
+  show(
+    "state",
+    make("p", { class: "hint" }, count),
+    differences.length > 0
+      ? plainTable(["key", "where", "a", "b"], differences.slice(0, MOST_ENTRIES).map(row))
+      : null,
+    cutNote(differences.length),
+    foldedTable("not read", unread, ["key", "why"], ({ path, message }) => [shortened(path, 80), message]),
+    foldedTable("differ as they may", ignored, ["key", "where", "a", "b", "why"], (one) => [...row(one), one.why]),
+  );
+}
+
+/** A table to be opened; nothing without entries. */
+function foldedTable(title, entries, headings, row) {
+  if (entries.length === 0) return null;
+  return make(
+    "details",
+    {},
+    make("summary", {}, `${title}: ${grouped(entries.length)}`),
+    plainTable(headings, entries.slice(0, MOST_ENTRIES).map(row)),
+    cutNote(entries.length),
+  );
+}
+
 function showUnpaired(data, tensors, view) {
   const verdicts = ["only in a", "only in b", "only in a, allowed", "only in b, allowed", "ignored"];
   const lists = verdicts

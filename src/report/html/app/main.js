@@ -7,6 +7,7 @@ function showAll(data) {
   showErrors(data);
   showCoverage(data);
   showCauses(data);
+  showState(data);
   showReplicas(tensors);
   showUnpaired(data, tensors, view);
   showProblems(data);
