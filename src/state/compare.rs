@@ -95,7 +95,9 @@ pub fn compare(sides: [&KeptState; 2]) -> Found {
         found.compare(path, [a, b], &mut others);
     }
     for (path, counts) in others {
-        let values = counts.map(|count: usize| Some(format!("{count} parts")));
+        let values = counts.map(|count: usize| {
+            Some(if count == 1 { "1 part".to_owned() } else { format!("{count} parts") })
+        });
         let kind = DifferenceKind::PartsDiffer;
         found.differences.push(Difference { path, place: None, values, kind });
     }
