@@ -29,6 +29,7 @@ mod names;
 mod one_element;
 mod output;
 mod page;
+mod readme;
 mod refusals;
 mod result_file;
 mod roots;
